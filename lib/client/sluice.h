@@ -1,0 +1,233 @@
+/* libsluice: gradient exchange over sluiced, the C interface.
+ *
+ * A process opens a connection to its node's daemon, joins a job as one rank, takes buffers from the job's shared
+ * arena, and makes collective calls. Every rank of the job makes the same calls in the same order. Calls return at
+ * once with a handle; sluice_wait gives the outcome and a report.
+ *
+ *   sluice_context* ctx;  sluice_job* job;  sluice_op op;  sluice_report report;
+ *   sluice_open(NULL, 1000, &ctx);
+ *   sluice_join(ctx, &options, &job);
+ *   float* in = sluice_alloc(job, bytes);  float* out = sluice_alloc(job, bytes);
+ *   sluice_allreduce(job, in, out, count, SLUICE_F32, SLUICE_MEAN, NULL, &op);
+ *   sluice_wait(job, op, 30000, &report);
+ *
+ * Errors: every function that can fail returns SLUICE_SUCCESS (0) or a negative sluice_error; sluice_last_error() gives the
+ * calling thread's last failure as one line that says what, where and what to do next.
+ * Deadlines: every call that can wait takes a time-out in milliseconds.
+ * Threads: a context and a job may be used by several threads; calls that submit an op take their place in the job's
+ * order under a lock, so the caller must order them equally on every rank. A buffer belongs to one thread at a time.
+ * Fork: a child must not use what its parent opened: its calls return SLUICE_ERROR_FORKED and harm nothing.
+ * Versions: symbols are versioned (SLUICE_1); structures grow at the end and carry their size.
+ */
+#ifndef SLUICE_H_
+#define SLUICE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define SLUICE_API __attribute__((visibility("default")))
+#else
+#define SLUICE_API
+#endif
+
+#define SLUICE_VERSION_MAJOR 0
+#define SLUICE_VERSION_MINOR 1
+#define SLUICE_VERSION_PATCH 0
+
+typedef struct sluice_context sluice_context; /* a connection to the daemon */
+typedef struct sluice_job sluice_job;         /* membership of one rank in one job */
+typedef uint64_t sluice_op;                   /* one collective call; never 0 */
+
+typedef enum sluice_error {
+  SLUICE_SUCCESS = 0,
+  SLUICE_ERROR_INVALID = -1,      /* an argument is wrong */
+  SLUICE_ERROR_UNREACHABLE = -2,  /* no daemon at the socket path */
+  SLUICE_ERROR_REFUSED = -3,      /* the daemon refused; sluice_last_error() has its words */
+  SLUICE_ERROR_TIMEOUT = -4,      /* the call's own time-out passed; an op goes on and can be waited for again */
+  SLUICE_ERROR_DAEMON_LOST = -5,  /* the daemon went away; sluice_reconnect or give up */
+  SLUICE_ERROR_NO_MEMORY = -6,    /* the arena or a pool is too small; the text names limit and setting */
+  SLUICE_ERROR_FORKED = -7,       /* opened by the parent process */
+  SLUICE_ERROR_ABI = -8,          /* library and daemon do not fit; the text has both versions */
+  SLUICE_ERROR_FULL = -9,         /* too many ops are open: wait for one first */
+  SLUICE_ERROR_SYSTEM = -10       /* a system call failed; the text names it */
+} sluice_error;
+
+/* Outcome of an op; values as in the protocol (docs/protocol.md, section 1). 16 and above are errors: the result
+ * buffer then holds nothing of use. */
+typedef enum sluice_status {
+  SLUICE_OK = 0,
+  SLUICE_CORRECTED = 1,
+  SLUICE_INCOMPLETE = 2, /* some blocks were missing at the deadline; they are zero; see missing ranges */
+  SLUICE_DIVERGED = 3,
+  SLUICE_APPROXIMATED = 4,
+  SLUICE_MISMATCH = 16,
+  SLUICE_OP_TIMEOUT = 17,
+  SLUICE_PEER_LOST = 18,
+  SLUICE_RANK_TIMEOUT = 19,
+  SLUICE_VIEW_CHANGED = 20,
+  SLUICE_ABORTED = 21,
+  SLUICE_DAEMON_LOST = 22,
+  SLUICE_INVALID = 23,
+  SLUICE_NO_MEMORY = 24,
+  SLUICE_REFUSED = 26
+} sluice_status;
+
+typedef enum sluice_type {
+  SLUICE_F32 = 0,
+  SLUICE_F16 = 1,
+  SLUICE_BF16 = 2,
+  SLUICE_F64 = 3,
+  SLUICE_I32 = 4,
+  SLUICE_I64 = 5,
+  SLUICE_U8 = 6
+} sluice_type;
+
+/* SLUICE_MEAN divides once, at the owner; floating-point types only. */
+typedef enum sluice_kind { SLUICE_SUM = 0, SLUICE_MEAN = 1 } sluice_kind;
+
+/* EXACT: repaired until complete, summed in rank order, bit-identical everywhere. CONSISTENT: bounded; all ranks that
+ * report SLUICE_OK hold the same bits. BEST_EFFORT: bounded, holes are approximated. */
+typedef enum sluice_class { SLUICE_EXACT = 0, SLUICE_CONSISTENT = 1, SLUICE_BEST_EFFORT = 2 } sluice_class;
+
+/* "0.1.0", and the text for an error or a status ("OK", "OP_TIMEOUT" ...). Static strings. */
+SLUICE_API const char* sluice_version(void);
+SLUICE_API const char* sluice_error_name(int error);
+SLUICE_API const char* sluice_status_name(int status);
+/* The calling thread's last failure; "" when there was none. Valid until the thread's next call. */
+SLUICE_API const char* sluice_last_error(void);
+
+/* --- Connection ------------------------------------------------------------------------------------------------ */
+
+/* Connects to the daemon at `socket_path` (NULL: $SLUICE_SOCKET, else /run/sluice/sluice.sock). */
+SLUICE_API int sluice_open(const char* socket_path, int timeout_ms, sluice_context** context);
+/* Closes the connection; jobs of it must have been left or are abandoned. NULL is allowed. */
+SLUICE_API void sluice_close(sluice_context* context);
+
+/* --- Joining --------------------------------------------------------------------------------------------------- */
+
+/* What this rank tells the other ranks before they can join together: 128 opaque bytes. */
+typedef struct sluice_card {
+  unsigned char bytes[128];
+} sluice_card;
+
+typedef struct sluice_join_options {
+  size_t size;            /* sizeof(sluice_join_options) */
+  const char* job;        /* 1-63 printable characters without space or slash; equal on all ranks */
+  uint32_t rank;          /* 0 .. world_size-1 */
+  uint32_t world_size;
+  uint32_t local_ranks;   /* ranks of this job on this node; 0: found from the cards */
+  uint64_t arena_bytes;   /* for sluice_alloc, all buffers together; 0: 4 x max_op_bytes */
+  uint64_t max_op_bytes;  /* largest tensor; 0: 64 MiB */
+  uint32_t deadline_us;   /* default bound of `consistent` ops; 0: the daemon's setting */
+  int32_t timeout_ms;     /* for the whole join; the error names who is missing */
+  /* Peers. Either the cards of all ranks in rank order (made by sluice_card_get on each rank and exchanged by the
+   * caller's own rendezvous: a store, MPI, a file) and a key of 32 bytes that is equal on all ranks and secret ... */
+  const sluice_card* cards;
+  const unsigned char* key;
+  /* ... or, with cards NULL, the `peers:` and `key_file:` of the daemon's configuration. */
+} sluice_join_options;
+
+/* Asks the daemon for this rank's card for `job`. A card is good for one sluice_join. */
+SLUICE_API int sluice_card_get(sluice_context* context, const char* job, uint32_t rank, uint32_t world_size,
+                               int timeout_ms, sluice_card* card);
+/* 32 random bytes for `key`; made on one rank and handed to the others by the caller's rendezvous. */
+SLUICE_API int sluice_key_generate(unsigned char key[32]);
+
+/* Joins; waits until every node of the job answers. */
+SLUICE_API int sluice_join(sluice_context* context, const sluice_join_options* options, sluice_job** job);
+/* Waits for open ops (at most timeout_ms), then leaves. The job handle is gone afterwards, whatever is returned. */
+SLUICE_API int sluice_leave(sluice_job* job, int timeout_ms);
+/* Aborts the job on all nodes: open ops end with SLUICE_ABORTED everywhere. Bounded, idempotent, any thread. */
+SLUICE_API int sluice_abort(sluice_job* job);
+
+/* Facts of a joined job. */
+typedef struct sluice_job_info {
+  size_t size; /* in: sizeof(sluice_job_info) */
+  uint32_t rank, world_size, nodes, node, lanes;
+  uint32_t payload_bytes; /* of one datagram */
+  uint64_t arena_bytes, max_op_bytes;
+} sluice_job_info;
+SLUICE_API int sluice_job_get_info(sluice_job* job, sluice_job_info* info);
+
+/* --- Buffers --------------------------------------------------------------------------------------------------- */
+
+/* Memory that the daemon can read and write, 64-byte aligned, in the job's arena. NULL when the arena is full
+ * (sluice_last_error names the size that would do). Free before sluice_leave or let leave do it. */
+SLUICE_API void* sluice_alloc(sluice_job* job, size_t bytes);
+SLUICE_API void sluice_free(sluice_job* job, void* buffer);
+
+/* --- Collective calls ------------------------------------------------------------------------------------------ */
+
+typedef struct sluice_op_options {
+  size_t size;           /* sizeof(sluice_op_options) */
+  sluice_class op_class; /* default: SLUICE_EXACT */
+  uint64_t tag;          /* stable name of "the same tensor at the next step"; 0: none */
+  uint32_t deadline_us;  /* bound of this op; 0: the job's */
+  float loss_scale;      /* the AMP loss scale, 0 or 1: none */
+} sluice_op_options;
+
+/* result = sum or mean over all ranks of contribution, element by element. Both buffers come from sluice_alloc, do not
+ * overlap, and belong to the daemon: `result` until SLUICE_EVENT_RESULT, `contribution` until SLUICE_EVENT_RESOLVED
+ * (sluice_wait returns when both have happened). count may be 0. options NULL: exact, no tag. */
+SLUICE_API int sluice_allreduce(sluice_job* job, const void* contribution, void* result, uint64_t count,
+                                sluice_type type, sluice_kind kind, const sluice_op_options* options, sluice_op* op);
+
+/* buffer of rank `root` to all ranks; exact. `bytes` of any type, in place, from sluice_alloc. */
+SLUICE_API int sluice_broadcast(sluice_job* job, void* buffer, uint64_t bytes, uint32_t root, sluice_op* op);
+
+/* result[r * bytes .. (r + 1) * bytes) = contribution of rank r; exact. `result` from sluice_alloc, of
+ * world_size * bytes; `contribution` from anywhere, read before the call returns. */
+SLUICE_API int sluice_all_gather(sluice_job* job, const void* contribution, void* result, uint64_t bytes,
+                                 sluice_op* op);
+
+/* Ends on no rank before every rank has called it. */
+SLUICE_API int sluice_barrier(sluice_job* job, int timeout_ms);
+
+/* --- Outcome --------------------------------------------------------------------------------------------------- */
+
+#define SLUICE_EVENT_RESULT 1u
+#define SLUICE_EVENT_RESOLVED 2u
+
+typedef struct sluice_range {
+  uint64_t first, count; /* elements */
+  uint32_t owner;        /* node */
+} sluice_range;
+
+typedef struct sluice_report {
+  size_t size; /* in: sizeof(sluice_report) */
+  sluice_status status;
+  uint32_t events;           /* which have happened */
+  uint64_t tag;
+  uint32_t op_seq;
+  uint32_t blocks_expected, blocks_received; /* of the result */
+  uint32_t blocks_skipped;                   /* zero by decision of their owner: too few contributed */
+  uint32_t blocks_uncounted;                 /* of this rank's contribution, not in the sum */
+  uint32_t blocks_repaired;                  /* asked for again */
+  uint32_t total_us, wait_us, lag_us, push_us;
+  uint32_t late_nodes;  /* nodes not counted in full, as far as seen here */
+  uint32_t worst_node;  /* waited for last; UINT32_MAX: none */
+  uint64_t bytes_sent;  /* datagram bytes of this node for this op */
+  uint32_t missing_total; /* ranges missing (INCOMPLETE); the first 16 are listed */
+  uint32_t missing_count;
+  sluice_range missing[16];
+  char text[496]; /* one line for a person; empty when all is well */
+} sluice_report;
+
+/* Waits until both events of the op have happened, then forgets the op. Returns SLUICE_SUCCESS also when the op's own
+ * status is an error (look at report->status), SLUICE_ERROR_TIMEOUT when timeout_ms passed (call again).
+ * timeout_ms 0: only look. report may be NULL. */
+SLUICE_API int sluice_wait(sluice_job* job, sluice_op op, int timeout_ms, sluice_report* report);
+/* As sluice_wait, but returns at SLUICE_EVENT_RESULT; the op is forgotten only when it was also RESOLVED: then
+ * report->events has both bits, otherwise call sluice_wait later to get the contribution buffer back. */
+SLUICE_API int sluice_wait_result(sluice_job* job, sluice_op op, int timeout_ms, sluice_report* report);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_H_ */
