@@ -1,6 +1,6 @@
-// Invariants. SLUICE_ASSERT stays on in release builds: a broken invariant must stop the process before it can
-// hand out a wrong sum. It is never used on input: what comes from a client, a peer or a file is checked, counted
-// and refused instead.
+// Invariants. SLUICE_ASSERT stays on in release builds: a broken invariant must stop the process before it
+// can hand out a wrong sum. It is never used on input: what comes from a client, a peer or a file is checked,
+// counted and refused instead.
 #pragma once
 
 #include <cstdio>
@@ -15,5 +15,6 @@ namespace sluice {
 
 }  // namespace sluice
 
-#define SLUICE_ASSERT(condition) \
-  (__builtin_expect(!!(condition), 1) ? static_cast<void>(0) : ::sluice::assertion_failed(#condition, __FILE__, __LINE__))
+#define SLUICE_ASSERT(condition)                             \
+  (__builtin_expect(!!(condition), 1) ? static_cast<void>(0) \
+                                      : ::sluice::assertion_failed(#condition, __FILE__, __LINE__))

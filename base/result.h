@@ -1,5 +1,5 @@
-// Errors that a caller can meet. A function that can fail returns Result<T>; an Error says what went wrong, where
-// and what to do next in one line, and carries a code for programs.
+// Errors that a caller can meet. A function that can fail returns Result<T>; an Error says what went wrong,
+// where and what to do next in one line, and carries a code for programs.
 #pragma once
 
 #include <optional>
@@ -19,21 +19,33 @@ struct Error {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}             // NOLINT(google-explicit-constructor)
-  Result(Error error) : error_(std::move(error)) {}         // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }
 
-  T& value() & { SLUICE_ASSERT(ok()); return *value_; }
-  const T& value() const& { SLUICE_ASSERT(ok()); return *value_; }
-  T&& value() && { SLUICE_ASSERT(ok()); return std::move(*value_); }
+  T& value() & {
+    SLUICE_ASSERT(ok());
+    return *value_;
+  }
+  const T& value() const& {
+    SLUICE_ASSERT(ok());
+    return *value_;
+  }
+  T&& value() && {
+    SLUICE_ASSERT(ok());
+    return std::move(*value_);
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
-  const Error& error() const { SLUICE_ASSERT(!ok()); return error_; }
+  const Error& error() const {
+    SLUICE_ASSERT(!ok());
+    return error_;
+  }
 
  private:
   std::optional<T> value_;
@@ -48,7 +60,10 @@ class [[nodiscard]] Result<void> {
 
   bool ok() const { return !error_.has_value(); }
   explicit operator bool() const { return ok(); }
-  const Error& error() const { SLUICE_ASSERT(!ok()); return *error_; }
+  const Error& error() const {
+    SLUICE_ASSERT(!ok());
+    return *error_;
+  }
 
  private:
   std::optional<Error> error_;

@@ -1,5 +1,5 @@
-// The words that clients, daemons and packets share. Values are part of the IPC layout, of the wire format and of
-// the C ABI: never renumber, only add.
+// The words that clients, daemons and packets share. Values are part of the IPC layout, of the wire format
+// and of the C ABI: never renumber, only add.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace sluice {
 
-// Time everywhere: microseconds of this machine's monotonic clock. Never compared between nodes (protocol, I8).
+// Time everywhere: microseconds of this machine's monotonic clock. Never compared between nodes (protocol,
+// I8).
 using Micros = int64_t;
 inline constexpr Micros kNever = INT64_MAX;
 
@@ -18,12 +19,16 @@ inline constexpr uint8_t kElementTypes = 7;
 constexpr size_t element_size(ElementType type) {
   switch (type) {
     case ElementType::kF32:
-    case ElementType::kI32: return 4;
+    case ElementType::kI32:
+      return 4;
     case ElementType::kF16:
-    case ElementType::kBf16: return 2;
+    case ElementType::kBf16:
+      return 2;
     case ElementType::kF64:
-    case ElementType::kI64: return 8;
-    case ElementType::kU8: return 1;
+    case ElementType::kI64:
+      return 8;
+    case ElementType::kU8:
+      return 1;
   }
   return 0;
 }
@@ -36,7 +41,8 @@ constexpr bool is_float(ElementType type) {
   return type != ElementType::kI32 && type != ElementType::kI64 && type != ElementType::kU8;
 }
 
-// How contributions are combined. kMean divides the sum once, at the owner (protocol, section 5); float types only.
+// How contributions are combined. kMean divides the sum once, at the owner (protocol, section 5); float types
+// only.
 enum class ReduceKind : uint8_t { kSum = 0, kMean = 1 };
 
 // Class of service (protocol, section 8).
@@ -57,10 +63,10 @@ enum class Status : uint8_t {
   kViewChanged = 20,
   kAborted = 21,
   kDaemonLost = 22,
-  kInvalid = 23,    // the request itself cannot be carried out; the text says why
-  kNoMemory = 24,   // it would not fit the pool of the job; the text names limit and setting
-  kTimeout = 25,    // the caller's own deadline passed; the op goes on
-  kRefused = 26,    // the daemon refused the client or the job; the text says why
+  kInvalid = 23,   // the request itself cannot be carried out; the text says why
+  kNoMemory = 24,  // it would not fit the pool of the job; the text names limit and setting
+  kTimeout = 25,   // the caller's own deadline passed; the op goes on
+  kRefused = 26,   // the daemon refused the client or the job; the text says why
 };
 constexpr bool is_error(Status status) { return static_cast<uint8_t>(status) >= 16; }
 const char* status_name(Status status);
