@@ -1,0 +1,198 @@
+// The exchange protocol of one job on one lane of one node (docs/protocol.md), as a pure state machine: packets,
+// submits and the time come in as arguments; packets and events come out. It makes no system call, starts no thread,
+// reads no clock, and allocates nothing after construction. Everything here belongs to one thread.
+//
+//   on_packet ─┐                       ┌─> poll_send: packets, sealed, ready for a port
+//   submit   ──┼─> owner, contributor, ┼─> poll_event: RESULT and RESOLVED of the local ranks' ops
+//   tick     ──┘   receiver (per op)   └─> next_timer: when tick is due
+//
+// Three roles per op (protocol, section 15): the *owner* of one shard sums what nodes push, closes once, and serves
+// pulls; the *contributor* pushes this node's blocks to their owners; a *receiver* per local rank collects the reduced
+// blocks. A lane serves its stripe of blocks as if it were alone (section 13).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "transport/wire/packet.h"
+#include "transport/wire/seal.h"
+
+namespace sluice::exchange {
+
+inline constexpr uint32_t kWindow = 64;  // W: ops that may be open (protocol, section 4)
+
+// What is fixed for a job in a view. Equal on all nodes except `self`, `lane` and the pool.
+struct Settings {
+  std::string job;
+  wire::JobKey key{};
+  wire::Sealing sealing = wire::Sealing::kAuth;
+  uint64_t generation = 0;
+  std::vector<wire::ViewMember> members;  // one per node, in view order
+  std::vector<uint32_t> node_of_rank;     // node of each rank of the job
+  uint32_t self = 0;                      // this node
+  uint32_t lane = 0, lanes = 1;
+  uint32_t payload = 1408;  // bytes of a full payload, including the verdict's reserve
+
+  Micros hard_deadline = 1'000'000;  // H of `consistent`; P = Q = H/2
+  Micros op_timeout = 30'000'000;    // T of `exact`
+  Micros rank_timeout = 30'000'000;  // submit to start at the latest
+  Micros peer_interval = 100'000;    // PING
+  Micros peer_timeout = 2'000'000;   // a silent peer is lost after max(this, 20 intervals)
+  uint32_t pull_patience = 4;        // x H
+  double min_contribution = 0.5;     // of the ranks of the job, per block
+  uint32_t max_lag = 32;             // ops that this node may be ahead of the slowest, at most kWindow/2
+  uint32_t incast = 2;               // I: owners that are pushed to at a time
+
+  // Flow control: bytes on the way to one peer, found by PING and PONG (protocol, section 9).
+  uint32_t flow_window = 512 * 1024;  // at most
+  uint32_t flow_window_min = 32 * 1024;
+
+  uint64_t max_op_bytes = 64ULL << 20;  // largest tensor
+  uint64_t pool_bytes = 256ULL << 20;   // accumulators and early arrivals of this lane; touched only when used
+};
+
+// Pool bytes without which the largest op could not be reduced (section 3, Memory). JOIN is refused below it.
+uint64_t minimum_pool_bytes(const Settings& settings);
+
+// One op of one local rank, validated by the caller: slots have `count` elements, are `element_size` aligned, and stay
+// valid until the events said so.
+struct Submission {
+  uint32_t op_seq = 0;
+  uint32_t local_rank = 0;  // index among the ranks of this node, in rank order
+  uint64_t count = 0;
+  uint64_t tag = 0;
+  ReduceKind kind = ReduceKind::kSum;
+  ElementType type = ElementType::kF32;
+  OpClass op_class = OpClass::kExact;
+  Micros deadline = 0;  // H or T of this op; 0: from the settings
+  const std::byte* contribution = nullptr;
+  std::byte* result = nullptr;
+  uint64_t cookie = 0;
+};
+
+struct MissingRange {
+  uint64_t first = 0;  // element
+  uint32_t count = 0;  // elements
+  uint32_t owner = 0;  // node
+};
+inline constexpr uint32_t kEventRanges = 16;
+
+// RESULT, RESOLVED or both of one op of one local rank.
+struct Event {
+  uint32_t op_seq = 0;
+  uint32_t local_rank = 0;
+  uint64_t cookie = 0;
+  uint8_t events = 0;  // kEventResult | kEventResolved
+  Status status = Status::kOk;
+  uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0, blocks_repaired = 0;
+  Micros total = 0;   // submit to this event
+  Micros lag = 0;     // waiting for admission
+  Micros quorum = 0;  // waiting for half of the nodes
+  Micros push = 0;    // start to last push block sent
+  uint64_t bytes_sent = 0;
+  uint32_t late_nodes = 0;
+  uint32_t worst_node = UINT32_MAX;
+  uint32_t ranges_total = 0, ranges = 0;
+  MissingRange range[kEventRanges];
+  char text[320] = {};  // one line for a person; names op, tag, node and rank
+};
+
+// A packet to send. Memory: header and tag belong to the lane until the next poll_send; the payload is the
+// contribution slot of a local rank or a shard in the pool, and does not change while its op is open.
+struct Outgoing {
+  uint32_t node = 0;
+  uint32_t payload_length = 0;
+  const std::byte* header = nullptr;  // wire::kHeaderBytes
+  const std::byte* payload = nullptr;
+  const std::byte* tag = nullptr;  // wire::kTagBytes, or nullptr with sealing `none`
+};
+
+// What an op went through on this node, for traces (times are monotonic, 0 = has not happened).
+struct Trace {
+  uint32_t op_seq = 0;
+  OpClass op_class = OpClass::kExact;
+  Status status = Status::kOk;
+  uint64_t tag = 0, bytes = 0;
+  Micros submitted = 0, admitted = 0, quorum = 0, first_push = 0, push_sent = 0, closed = 0, pull_sent = 0, result = 0;
+};
+
+struct PeerState {
+  Micros last_heard = 0;
+  Micros rtt = 0;          // smoothed; 0: none yet
+  uint32_t done = 0;       // lowest op that the peer still needs
+  uint32_t in_flight = 0;  // bytes
+  uint32_t window = 0;     // bytes
+  bool suspect = false;
+  bool lost = false;
+  uint64_t packets_sent = 0, bytes_sent = 0, packets_received = 0, bytes_received = 0;
+  uint64_t blocks_repaired = 0;  // blocks that we asked this peer for again
+  uint64_t blocks_late = 0;      // its pushed blocks that came after close
+};
+
+struct Counters {
+  uint64_t ops[32] = {};  // ended, by Status
+  uint64_t drops[static_cast<size_t>(wire::Drop::kCount)] = {};
+  uint64_t packets_sent = 0, bytes_sent = 0, packets_received = 0, bytes_received = 0;
+  uint64_t blocks_repaired = 0, blocks_resent = 0, blocks_skipped = 0, blocks_uncounted = 0, nonfinite_blocks = 0;
+  uint64_t requests_sent = 0, contributions_late = 0;
+  uint64_t open_ops = 0, pool_used_bytes = 0, pool_bytes = 0;
+};
+
+class Lane {
+ public:
+  explicit Lane(const Settings& settings, Micros now);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // Takes an op of a local rank; its events come by poll_event. Ops of one local rank come in order of op_seq without
+  // gaps. Returns kOk, or why it cannot be taken (kInvalid, kNoMemory: larger than max_op_bytes; none of its events
+  // will come). After the job failed, the events come at once with the job's status.
+  Status submit(Micros now, const Submission& submission);
+
+  // Takes a datagram whose source is the address of the node that the header names as sender (the caller checked).
+  // Returns kNone or why it was dropped. The bytes are not kept.
+  wire::Drop on_packet(Micros now, std::span<const std::byte> datagram);
+
+  // Runs what is due. Call it when next_timer() <= now, after the packets that have arrived were handed in.
+  void tick(Micros now);
+  Micros next_timer() const;  // kNever: none
+
+  // Fills packets to send; 0: nothing to send now. Packets to one node come in runs. What it returns must be sent (or
+  // counted as lost) before the next call.
+  size_t poll_send(Micros now, std::span<Outgoing> out);
+
+  // The next event, oldest first; false: none.
+  bool poll_event(Event* event);
+
+  // Ends every open op with this status and text, and all later ones at once; tells the other nodes unless `quietly`.
+  void fail(Micros now, Status status, const char* text, bool quietly = false);
+  bool failed() const;
+  Status failure() const;
+  const char* failure_text() const;
+
+  // True when all local ops are done and every live peer has all it needs from this node: it may be destroyed after a
+  // linger in which it goes on answering. Always true after a failure.
+  bool drained() const;
+
+  // Invariant I5 for tests: nothing is open, every slot and page is back.
+  bool idle() const;
+
+  const Settings& settings() const;
+  uint32_t job_id() const;
+  uint32_t epoch() const;
+  const Counters& counters() const;
+  PeerState peer(uint32_t node) const;
+  bool poll_trace(Trace* trace);  // finished ops, oldest first; the oldest are overwritten when nobody asks
+
+ private:
+  friend class LaneImpl;
+  std::unique_ptr<class LaneImpl> impl_;
+};
+
+}  // namespace sluice::exchange
