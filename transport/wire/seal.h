@@ -2,8 +2,9 @@
 //
 // One key per (job, view, sender, phase), known to every node of the job: a packet is sealed once for all receivers,
 // and any member can forge another member (the threat model says so). The nonce is (lane, counter); a counter is used
-// once per sender and lane and is never reset within a view. Nothing here allocates after construction; one Sealer
-// and one Opener belong to one lane.
+// once per sender and lane and is never reset within a view. After construction nothing is allocated per packet (a new
+// phase, once in 2^32 packets or 24 h, derives a key, for which OpenSSL allocates a little). One Sealer and one Opener
+// belong to one lane. An Opener takes 3 KB per node.
 #pragma once
 
 #include <array>
@@ -57,13 +58,18 @@ class Sealer {
 
   // A new counter: 1, 2, 3 ... Put it into the header before seal().
   uint64_t next_counter() { return ++counter_; }
-  // Tag over header and payload under the header's counter. Each counter is sealed once (asserted).
+  // The next counter will be the first of a new phase, under a new key. The lane calls it before a packet when 24 h
+  // have passed since the last change; an idle lane so moves by one phase only, which its receivers can follow.
+  void next_phase();
+  // Tag over header and payload under the header's counter. Counters are sealed in the order in which next_counter()
+  // gave them, each at most once (asserted); one may be left out.
   void seal(std::span<const std::byte> header, std::span<const std::byte> payload, uint64_t counter, std::byte* tag);
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
-  uint64_t counter_ = 0;
+  std::unique_ptr<State> state_;  // null: sealing is `none`
+  uint64_t counter_ = 0;          // given out last
+  uint64_t sealed_ = 0;           // sealed last
 };
 
 // Checks what all nodes of a view send on one lane.
@@ -75,7 +81,7 @@ class Opener {
   Opener(const Opener&) = delete;
   Opener& operator=(const Opener&) = delete;
 
-  // True when the tag is right. `now_us` (monotonic) ages the previous phase's key.
+  // True when the tag is right, or sealing is `none`. `now_us` (monotonic) ages the previous phase's key.
   bool open(uint16_t sender, uint64_t counter, std::span<const std::byte> header, std::span<const std::byte> payload,
             std::span<const std::byte> tag, int64_t now_us);
 
