@@ -90,7 +90,7 @@ struct Report {
   uint32_t op_seq = 0;
   uint32_t ranges = 0;        // listed below
   uint32_t ranges_total = 0;  // may be more than were listed
-  uint32_t reserved = 0;
+  uint32_t version = 0;       // odd while the lane writes; 0: never written (ring.h)
   char text[kReportText] = {};
   MissingRange range[kReportRanges] = {};
 };
