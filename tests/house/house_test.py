@@ -8,9 +8,10 @@ import house
 CLEAN = {
     "CMakeLists.txt": "project(x)\n",
     "base/result.h": "#pragma once\n#include <string>\n",
+    "base/assert.h": "#pragma once\n#include <cstdio>\n",
     "base/clock.h": "#pragma once\n#include <time.h>\n",
     "base/ipc/ring.h": '#pragma once\n#include "base/result.h"\n',
-    "transport/wire/header.h": '#pragma once\n#include "base/result.h"\n// a comment may say std::mutex, "close", <thread>\n',
+    "transport/wire/header.h": '#pragma once\n#include "base/result.h"\n#include "base/assert.h"\n// a comment may say std::mutex, "close", <thread>\n',
     "transport/exchange/op.cc": '#include "transport/wire/header.h"\nvoid f() { shard.close(); Shard::close(); }\n',
     "transport/port/port.h": "#pragma once\n",
     "transport/port/sim/sim.h": '#pragma once\n#include "transport/port/port.h"\n#include "base/clock.h"\n',
