@@ -1,8 +1,10 @@
-// Arithmetic on blocks of elements, vectorised by Highway with run-time dispatch (one binary runs on every CPU).
+// Arithmetic on blocks of elements, vectorised by Highway with run-time dispatch (one binary runs on every
+// CPU).
 //
-// "Wire" elements are what travels (f32, f16, bf16, f64, i32, i64, u8); "accumulator" elements are what is summed:
-// f32 for the 16-bit floats, the type itself otherwise (base/types.h). Pointers need no alignment. Conversions round
-// to nearest even; f16 overflow gives infinity; NaN stays NaN. Integers wrap. Any thread; nothing allocates.
+// "Wire" elements are what travels (f32, f16, bf16, f64, i32, i64, u8); "accumulator" elements are what is
+// summed: f32 for the 16-bit floats, the type itself otherwise (base/types.h). Pointers need no alignment.
+// Conversions round to nearest even; f16 overflow gives infinity; NaN stays NaN. Integers wrap. Any thread;
+// nothing allocates.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +19,10 @@ void load(ElementType type, const std::byte* wire, std::byte* accumulator, size_
 // accumulator[i] += wire[i]
 void add(ElementType type, const std::byte* wire, std::byte* accumulator, size_t count);
 
-// wire[i] = accumulator[i] / divisor, divided once and rounded once (protocol, section 5). divisor 1: no division.
-// In place is allowed (wire == accumulator): the 16-bit types then end up packed at the front. Integer types take
-// divisor 1 only. Division, not multiplication by a reciprocal: equal on every node and CPU.
-// Returns true when every written element is finite (always true for integers).
+// wire[i] = accumulator[i] / divisor, divided once and rounded once (protocol, section 5). divisor 1: no
+// division. In place is allowed (wire == accumulator): the 16-bit types then end up packed at the front.
+// Integer types take divisor 1 only. Division, not multiplication by a reciprocal: equal on every node and
+// CPU. Returns true when every written element is finite (always true for integers).
 bool finish(ElementType type, const std::byte* accumulator, std::byte* wire, size_t count, double divisor);
 
 // True when every element is finite (always true for integers).
