@@ -204,7 +204,7 @@ class Runner:
 
 
 def skip_reason(output, fallback):
-    """What a GoogleTest printed after its GTEST_SKIP, on one line."""
+    """What a GoogleTest printed after its GTEST_SKIP, on one line, or another test as its last line."""
     text = output.split("\n")
     for index, line in enumerate(text):
         if line.rstrip().endswith(": Skipped"):
@@ -214,7 +214,7 @@ def skip_reason(output, fallback):
                     break
                 reason.append(following.strip())
             return " ".join(reason) or "no reason given"
-    return fallback or "no reason given"
+    return next((line.strip() for line in reversed(text) if line.strip()), fallback or "no reason given")
 
 
 def main():

@@ -49,6 +49,12 @@ class CountTest(unittest.TestCase):
         self.assertEqual(self.count(case), (0, 0, 1))
         self.assertIn("needs root", self.output)
 
+    def test_skip_of_a_script_is_its_last_line(self):
+        case = ('<testcase name="a" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>'
+                "<system-out>looking\nskipped: no NIC\n</system-out></testcase>")
+        self.assertEqual(self.count(case), (0, 0, 1))
+        self.assertIn("no NIC", self.output)
+
     def test_missing_executable_is_a_failure(self):
         case = '<testcase name="a" status="notrun"><skipped message="Unable to find executable"/></testcase>'
         self.assertEqual(self.count(case), (0, 1, 0))
