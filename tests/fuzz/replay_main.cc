@@ -1,6 +1,7 @@
-// Runs a fuzz target over files instead of mutations: every file of the folders named on the command line, once.
-// Linked in place of libFuzzer's main where there is no libFuzzer, so that an input that once broke something is
-// tried by every build. A bad input ends the process by the target's own assertion or a sanitizer.
+// Runs a fuzz target over files instead of mutations: every file of the folders named on the command line,
+// once. Linked in place of libFuzzer's main where there is no libFuzzer, so that an input that once broke
+// something is tried by every build. A bad input ends the process by the target's own assertion or a
+// sanitizer.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
