@@ -1,10 +1,7 @@
 #include "transport/wire/seal.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/rand.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -12,15 +9,14 @@
 
 #include "base/assert.h"
 #include "transport/wire/derive.h"
+#include "transport/wire/gmac.h"
 #include "transport/wire/packet.h"
 
 namespace sluice::wire {
 namespace {
 
-constexpr int kPhaseShift = 32;                     // phase = counter div 2^32 (protocol, section 2)
-constexpr int64_t kOldPhaseUs = 10 * 1000 * 1000;   // phase p-1 is accepted for 10 s (protocol, section 2)
-constexpr size_t kKeyBytes = 16, kNonceBytes = 12;  // AES-128-GCM
-using DataKey = std::array<uint8_t, kKeyBytes>;
+constexpr int kPhaseShift = 32;                    // phase = counter div 2^32 (protocol, section 2)
+constexpr int64_t kOldPhaseUs = 10 * 1000 * 1000;  // phase p-1 is accepted for 10 s (protocol, section 2)
 
 ByteSpan bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -67,57 +63,6 @@ struct KeySource {
   }
 };
 
-EVP_CIPHER* gcm() {
-  static EVP_CIPHER* const cipher = EVP_CIPHER_fetch(nullptr, "AES-128-GCM", nullptr);
-  SLUICE_ASSERT(cipher != nullptr);
-  return cipher;
-}
-
-// One keyed AES-128-GCM context used with additional data only, which is GMAC. (OpenSSL's own "GMAC" is a
-// layer above the same thing and costs 80 ns more per packet.) compute() sets the nonce and keeps the key
-// schedule: no allocation.
-class Gmac {
- public:
-  // Allocates everything that is ever needed; the key may be set again later without.
-  explicit Gmac(const DataKey& key) : context_(EVP_CIPHER_CTX_new()) {
-    SLUICE_ASSERT(context_ != nullptr &&
-                  EVP_EncryptInit_ex2(context_, gcm(), nullptr, nullptr, nullptr) == 1);
-    rekey(key);
-  }
-  ~Gmac() { EVP_CIPHER_CTX_free(context_); }
-  Gmac(Gmac&& other) noexcept : context_(std::exchange(other.context_, nullptr)) {}
-  Gmac& operator=(Gmac&& other) noexcept {
-    std::swap(context_, other.context_);
-    return *this;
-  }
-
-  void rekey(const DataKey& key) {
-    const std::array<uint8_t, kNonceBytes> zero{};  // replaced before each use
-    SLUICE_ASSERT(EVP_EncryptInit_ex2(context_, nullptr, key.data(), zero.data(), nullptr) == 1);
-  }
-
-  void compute(uint32_t lane, uint64_t counter, std::span<const std::byte> header,
-               std::span<const std::byte> payload, std::byte* tag) {
-    std::array<uint8_t, kNonceBytes> nonce;
-    std::memcpy(nonce.data(), &lane, sizeof(lane));
-    std::memcpy(nonce.data() + sizeof(lane), &counter, sizeof(counter));
-    int length = 0;
-    int good = EVP_EncryptInit_ex2(context_, nullptr, nullptr, nonce.data(), nullptr);
-    // An empty update would be fine too; a null pointer means something else to OpenSSL.
-    for (ByteSpan part : {bytes_of(header), bytes_of(payload)}) {
-      if (part.empty()) continue;
-      good &= EVP_EncryptUpdate(context_, nullptr, &length, part.data(), static_cast<int>(part.size()));
-    }
-    unsigned char nothing[kTagBytes];
-    good &= EVP_EncryptFinal_ex(context_, nothing, &length);
-    good &= EVP_CIPHER_CTX_ctrl(context_, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag);
-    SLUICE_ASSERT(good == 1);
-  }
-
- private:
-  EVP_CIPHER_CTX* context_;
-};
-
 }  // namespace
 
 ViewHash view_hash(std::string_view job, uint64_t generation, std::span<const ViewMember> members,
@@ -155,10 +100,6 @@ std::array<std::byte, 16> control_tag(const std::array<uint8_t, 32>& key, std::s
   std::array<std::byte, 16> tag;
   std::memcpy(tag.data(), whole.data(), tag.size());
   return tag;
-}
-
-void random_bytes(std::span<uint8_t> out) {
-  SLUICE_ASSERT(RAND_bytes(out.data(), static_cast<int>(out.size())) == 1);
 }
 
 bool tags_equal(std::span<const std::byte> a, std::span<const std::byte> b) {

@@ -42,8 +42,6 @@ std::array<uint8_t, 32> control_key(std::string_view job, const JobKey& key);
 // HMAC-SHA-256 cut to 16 bytes, for HELLO and HELLO_ACK.
 std::array<std::byte, 16> control_tag(const std::array<uint8_t, 32>& key, std::span<const std::byte> header,
                                       std::span<const std::byte> payload);
-// Fills with random bytes from the system; aborts when the system has none.
-void random_bytes(std::span<uint8_t> out);
 // Equal-time comparison.
 bool tags_equal(std::span<const std::byte> a, std::span<const std::byte> b);
 
