@@ -168,9 +168,9 @@ struct Message {
     uint8_t key[32];      // JOIN: the job key
   };
   uint32_t timeout_ms = 0;  // JOIN: how long to wait for the peers
-  uint32_t op_class_defaults = 0;
+  uint32_t nodes = 0;       // JOINED: nodes of the view
   uint32_t deadline_us = 0;  // JOIN: H for `consistent`; 0: the daemon's setting
-  uint32_t flags = 0;
+  uint32_t node = 0;        // JOINED: index of this node in the view
 };
 static_assert(sizeof(Message) == 256);
 
