@@ -1,0 +1,176 @@
+// The contributor of this node to an op (protocol, sections 4 and 15): announces, freezes, pushes, answers requests.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/numeric/numeric.h"
+#include "transport/exchange/lane_impl.h"
+
+namespace sluice::exchange {
+
+using wire::Drop;
+
+void LaneImpl::first_admission(Op* op, Micros now) {
+  // With its own shard closed the contribution comes too late for everybody: results only (section 7).
+  op->wholly_late = op->lane_blocks > 0 && op->owner == Op::Owner::kClosed;
+  if (op->wholly_late) ++counters.contributions_late;
+  announced(op, self, !op->wholly_late, true, static_cast<uint16_t>(own_ranks_), now);
+  for (uint32_t node = 0; node < n; ++node) {
+    if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+  }
+  op->announce_again = now + kAgain;
+  op->wake_at(op->announce_again);
+}
+
+// H begins at the later of admission and t_q (section 4, Start).
+void LaneImpl::start_clock(Op* op, Micros now) {
+  if (op->op_class != OpClass::kConsistent || op->start != 0 || op->quorum == 0 || !op->local) return;
+  op->start = now;
+  for (Receiver& receiver : op->receivers) {
+    if (receiver.state != Receiver::State::kWait) continue;
+    receiver.bound = now + op->hard * (1 + settings.pull_patience);
+    op->wake_at(receiver.bound);
+  }
+  op->wake_at(now + op->hard / 2);
+}
+
+void LaneImpl::freeze(Op* op, Micros now) {
+  SLUICE_ASSERT(!op->frozen && op->held > 0);
+  op->frozen = true;
+  op->local_wait = kNever;
+  for (Receiver& receiver : op->receivers) {
+    receiver.in_contribution = !op->wholly_late && receiver.state == Receiver::State::kWait;
+  }
+  if (op->wholly_late) return;
+  op->frozen_ranks = op->held;
+  for (uint32_t node = 0; node < n; ++node) {
+    if (node == self) continue;
+    const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(node, op->seq, n));
+    NodeOp& x = op->nodes[node];
+    if (x.closed) x.push_sent = blocks;  // uncounted at once
+    if (x.push_sent < blocks) ++op->pushes_open;
+  }
+  if (op->lane_blocks > 0) add_own(op, now);
+}
+
+// Bytes of one block of the frozen contribution of this node: the slot itself, or the sum of several local ranks in
+// rank order, made anew each time (slots do not change until RESOLVED, so neither do these bytes).
+const std::byte* LaneImpl::own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging) {
+  const size_t size = element_size(op.type);
+  const size_t offset = op.geometry.block_first_element(shard, block) * size;
+  const std::byte* only = nullptr;
+  uint32_t in = 0;
+  for (const Receiver& receiver : op.receivers) {
+    if (!receiver.in_contribution) continue;
+    only = receiver.submission.contribution + offset;
+    ++in;
+  }
+  SLUICE_ASSERT(in > 0);
+  if (in == 1) return only;
+  const uint32_t elements = op.geometry.elements_of(shard, block);
+  std::byte sum[2 * 9216];  // accumulators of one block: at most 2 x the largest payload
+  SLUICE_ASSERT(elements * element_size(accumulator_type(op.type)) <= sizeof sum);
+  bool first = true;
+  for (const Receiver& receiver : op.receivers) {
+    if (!receiver.in_contribution) continue;
+    if (first) numeric::load(op.type, receiver.submission.contribution + offset, sum, elements);
+    else numeric::add(op.type, receiver.submission.contribution + offset, sum, elements);
+    first = false;
+  }
+  numeric::finish(op.type, sum, staging, elements, 1.0);
+  return staging;
+}
+
+// Where sending starts in the stripe of an owner's shard. Without carry-over it is drawn per (op, shard, sender), so
+// that what a deadline cuts off is not the same for all (section 4).
+uint32_t LaneImpl::push_start(const Op& op, uint32_t owner) const {
+  const uint32_t shard = Geometry::shard_of(owner, op.seq, n);
+  const uint32_t blocks = owner == self ? op.lane_blocks : op.geometry.lane_blocks(shard);
+  if (blocks == 0) return 0;
+  uint64_t x = (static_cast<uint64_t>(epoch) << 32 | op.seq) + 0x9e3779b97f4a7c15ULL * (shard * 1024ULL + self + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return static_cast<uint32_t>((x ^ (x >> 31)) % blocks);
+}
+
+// A PULL of this owner was seen: what it has not got by now it will not count.
+void LaneImpl::owner_closed(Op* op, uint32_t node, Micros now) {
+  NodeOp& x = op->nodes[node];
+  if (x.closed) return;
+  x.closed = true;
+  if (op->quorum == 0) {  // the first PULL stands for a t_q that was not heard
+    op->quorum = now;
+    op->trace.quorum = now;
+    start_clock(op, now);
+  }
+  if (!op->frozen || op->wholly_late) return;
+  const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(node, op->seq, n));
+  if (x.push_sent < blocks) {
+    x.push_sent = blocks;
+    --op->pushes_open;
+  }
+}
+
+// REQUEST: for pulls of my shard, or for pushes to the sender's shard.
+Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
+  const wire::Header& header = packet.header;
+  wire::Request body;
+  if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
+  const uint32_t node = header.sender;
+  heard(node, body.done, body.base, now);
+  if (failed) return Drop::kClosed;
+  const auto bitmap = packet.payload.subspan(sizeof body);
+  if (header.op_seq < base_) {
+    queue_control({.type = wire::Type::kGone, .node = static_cast<uint16_t>(node), .op_seq = header.op_seq});
+    return Drop::kNone;
+  }
+  if (header.op_seq >= wire::kDaemonOps || header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
+  const bool mine = header.shard == Geometry::shard_of(self, header.op_seq, n);
+  if (!mine && header.shard != Geometry::shard_of(node, header.op_seq, n)) return Drop::kNotMine;
+  if (header.block % 8 != 0 || bitmap.size() > settings.payload) return Drop::kBlock;
+
+  Op* op = find(header.op_seq);
+  uint32_t blocks = 0, sent = 0, start = 0;
+  if (mine) {
+    if (const Drop drop = describe_from(header, now, &op); drop != Drop::kNone) return drop;
+    announced(op, node, false, true, 0, now);
+    if (op->owner != Op::Owner::kClosed) return Drop::kNone;  // nothing to send yet
+    blocks = op->lane_blocks;
+    start = op->pull_start;
+  } else {
+    if (op == nullptr || !op->frozen || op->wholly_late) return Drop::kNone;  // nothing was frozen: not ours to answer
+    if (op->nodes[node].closed || op->push_stopped) return Drop::kNone;
+    blocks = op->geometry.lane_blocks(header.shard);
+    start = push_start(*op, node);
+  }
+  if (blocks == 0) return Drop::kNone;
+  NodeOp& x = op->nodes[node];
+  sent = mine ? x.pull_sent : x.push_sent;
+  uint32_t& open_repairs = mine ? x.pull_repairs : x.push_repairs;
+  if (open_repairs > 0) return Drop::kNone;  // the last answer is still under way
+  if (bitmap.empty()) {  // "all": from the start, at most once per round trip
+    Micros& started = mine ? x.pull_started : x.push_started;
+    if (sent < blocks || now < started + std::max<Micros>(repair_delay(node), 1000)) return Drop::kNone;
+    started = now;
+    peers[node].flow.lost(now);
+    (mine ? x.pull_sent : x.push_sent) = 0;
+    ++(mine ? op->pulls_open : op->pushes_open);
+    return Drop::kNone;
+  }
+  bool any = false;
+  for (size_t i = 0; i < bitmap.size(); ++i) {
+    for (auto bits = static_cast<uint8_t>(bitmap[i]); bits != 0; bits &= static_cast<uint8_t>(bits - 1)) {
+      const uint32_t block = header.block + static_cast<uint32_t>(8 * i) + static_cast<uint32_t>(std::countr_zero(bits));
+      if (block % settings.lanes != settings.lane || block / settings.lanes >= blocks) continue;
+      const uint32_t stripe = block / settings.lanes;
+      if ((stripe + blocks - start) % blocks >= sent) continue;  // its first sending is still to come
+      if (!repairs_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = !mine})) break;
+      ++open_repairs;
+      any = true;
+    }
+  }
+  if (any) peers[node].flow.lost(now);
+  return Drop::kNone;
+}
+
+}  // namespace sluice::exchange

@@ -1,0 +1,627 @@
+#include "transport/exchange/lane.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "transport/exchange/lane_impl.h"
+
+namespace sluice::exchange {
+namespace {
+
+// Units that the largest op can need at once: the own shard, and for `exact` early arrivals of every other node.
+uint32_t largest_op_units(const Settings& settings) {
+  const auto n = static_cast<uint64_t>(settings.members.size());
+  const uint64_t block_bytes = settings.payload - wire::kVerdictReserve;
+  const uint64_t blocks = settings.max_op_bytes / block_bytes + 1;
+  const uint64_t stripe = (blocks + n - 1) / n / settings.lanes + 1;
+  const uint64_t units = 2 * stripe / kUnitBlocks + 1;  // 16-bit types: accumulators are twice as wide
+  return static_cast<uint32_t>(std::min<uint64_t>(units * n, UINT32_MAX / 2));
+}
+
+uint32_t count_ranks(const Settings& settings, uint32_t node) {
+  return static_cast<uint32_t>(std::count(settings.node_of_rank.begin(), settings.node_of_rank.end(), node));
+}
+
+wire::ViewHash hash_of(const Settings& s) {
+  return wire::view_hash(s.job, s.generation, s.members, s.node_of_rank, s.lanes, s.payload);
+}
+
+}  // namespace
+
+uint64_t minimum_pool_bytes(const Settings& settings) {
+  return static_cast<uint64_t>(largest_op_units(settings)) *
+         Pool::unit_bytes(settings.payload, static_cast<uint32_t>(settings.members.size()));
+}
+
+LaneImpl::LaneImpl(const Settings& given, Micros now)
+    : settings(given),
+      job_id(wire::job_id(given.job)),
+      epoch(wire::epoch_of(hash_of(given))),
+      n(static_cast<uint32_t>(given.members.size())),
+      self(given.self),
+      peers(n),
+      events((2 * kWindow + 2 * kPendingOps) * std::max(1U, count_ranks(given, given.self))),
+      traces(4 * kWindow),
+      local_ranks_(count_ranks(given, given.self)),
+      own_ranks_(local_ranks_),
+      sealer_(given.sealing, given.job, given.key, hash_of(given), static_cast<uint16_t>(given.self),
+              given.members.at(given.self).join_nonce, given.lane),
+      opener_(given.sealing, given.job, given.key, hash_of(given), given.members, given.lane),
+      pool_(std::max(given.pool_bytes, minimum_pool_bytes(given)), given.payload, n),
+      reserve_units_(largest_op_units(given)),
+      rank_done_(local_ranks_, 0),
+      next_submit_(local_ranks_, 0),
+      pending_(local_ranks_, Fifo<Pending>(kPendingOps)),
+      ops_(kWindow),
+      control_(8192),
+      repairs_(16384),
+      tails_(4096),
+      headers_(kBurst),
+      tags_(kBurst * wire::kTagBytes),
+      staging_(static_cast<size_t>(kBurst) * given.payload),
+      scratch_(2 * static_cast<size_t>(given.payload)) {
+  SLUICE_ASSERT(n >= 1 && n <= wire::kMaxNodes && self < n && local_ranks_ >= 1);
+  SLUICE_ASSERT(settings.payload > wire::kVerdictReserve && settings.payload % 64 == 0);
+  SLUICE_ASSERT(settings.max_lag >= 1 && settings.max_lag <= kWindow / 2);
+  const uint64_t block_bytes = settings.payload - wire::kVerdictReserve;
+  const uint64_t stripe = settings.max_op_bytes / block_bytes / settings.lanes + n + 2;
+  for (Op& op : ops_) {
+    op.nodes.resize(n);
+    op.receivers.resize(local_ranks_);
+    op.units.reserve(largest_op_units(settings) / n + 2);
+    for (Receiver& receiver : op.receivers) receiver.bits.reserve(stripe / 64 + 1);
+  }
+  for (uint32_t node = 0; node < n; ++node) {
+    Peer& peer = peers[node];
+    peer.flow.configure(settings.flow_window, settings.flow_window_min);
+    peer.ranks = count_ranks(settings, node);
+    peer.last_heard = now;
+    peer.next_ping = now + settings.peer_interval;
+  }
+  counters.pool_bytes = pool_.bytes();
+}
+
+// --- Ops ------------------------------------------------------------------------------------------------------------
+
+Op* LaneImpl::find(uint32_t seq) {
+  Op& op = ops_[seq % kWindow];
+  return op.open && op.seq == seq ? &op : nullptr;
+}
+
+Op* LaneImpl::open(uint32_t seq, Micros now) {
+  SLUICE_ASSERT(seq >= base_ && seq - base_ < kWindow);
+  Op& slot = ops_[seq % kWindow];
+  SLUICE_ASSERT(!slot.open);
+  // A new op in the memory of the old one: vectors keep their capacity.
+  Op fresh;
+  fresh.units = std::move(slot.units);
+  fresh.units.clear();
+  fresh.nodes = std::move(slot.nodes);
+  std::fill(fresh.nodes.begin(), fresh.nodes.end(), NodeOp{});
+  fresh.receivers = std::move(slot.receivers);
+  for (Receiver& receiver : fresh.receivers) {
+    std::vector<uint64_t> bits = std::move(receiver.bits);
+    receiver = Receiver{};
+    receiver.bits = std::move(bits);
+  }
+  slot = std::move(fresh);
+  slot.open = true;
+  slot.seq = seq;
+  slot.shard = Geometry::shard_of(self, seq, n);
+  slot.opened = now;
+  slot.hard = settings.hard_deadline;
+  slot.trace.op_seq = seq;
+  ++counters.open_ops;
+  return &slot;
+}
+
+bool LaneImpl::describe(Op* op, OpClass op_class, ReduceKind kind, ElementType type, uint32_t fingerprint,
+                        uint32_t shard_blocks, uint32_t describer) {
+  const uint32_t lane_blocks = Geometry::lane_blocks(shard_blocks, settings.lanes, settings.lane);
+  const bool wide = element_size(accumulator_type(type)) > element_size(type);
+  const uint32_t unit_blocks = wide ? kUnitBlocks / 2 : kUnitBlocks;
+  const uint32_t units = (lane_blocks + unit_blocks - 1) / unit_blocks;
+  const uint32_t keep = op->seq == base_ ? 0 : reserve_units_;
+  if (static_cast<uint64_t>(units) + keep > pool_.free_units()) return false;
+  for (uint32_t i = 0; i < units; ++i) op->units.push_back(pool_.take());
+  counters.pool_used_bytes = pool_.used_bytes();
+  op->described = true;
+  op->op_class = op_class;
+  op->kind = kind;
+  op->type = type;
+  op->fingerprint = fingerprint;
+  op->describer = describer;
+  op->shard_blocks = shard_blocks;
+  op->lane_blocks = lane_blocks;
+  op->block_elements = wire::elements_per_block(settings.payload, type);
+  op->unit_blocks = unit_blocks;
+  op->stride = wide ? 2 * settings.payload : settings.payload;
+  op->trace.op_class = op_class;
+  if (lane_blocks == 0) {  // nothing to sum or serve; the op is here for its quorum only
+    op->owner = Op::Owner::kClosed;
+    op->nodes_in = n;
+  } else if (op_class == OpClass::kExact) {
+    for (uint32_t node = 0; node < n; ++node) {
+      if (node != self) op->nodes[node].push_timer = op->opened + kPushBudgetUnknown + peers[node].flow.rtt();
+    }
+    op->wake_at(op->opened + kPushBudgetUnknown);
+  }
+  return true;
+}
+
+void LaneImpl::release(Op* op) {
+  for (uint32_t unit : op->units) {
+    const uint32_t* early = pool_.early(unit);
+    for (uint32_t node = 0; node < n; ++node) {
+      if (early[node] != kNoUnit) pool_.give(early[node]);
+    }
+    pool_.give(unit);
+  }
+  op->units.clear();
+  counters.pool_used_bytes = pool_.used_bytes();
+  if (op->local) {
+    if (traces.full()) traces.pop();
+    traces.push(op->trace);
+  }
+  op->open = false;
+  --counters.open_ops;
+}
+
+// Opens and describes the op that a verified ANNOUNCE, PUSH or REQUEST (for my shard) speaks of.
+wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** out) {
+  const auto type = static_cast<ElementType>(header.flags >> 5);
+  const auto kind = static_cast<ReduceKind>((header.flags >> 4) & 1);
+  const auto op_class = header.op_class();
+  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kConsistent) return wire::Drop::kState;
+  if (static_cast<uint64_t>(header.total) * (settings.payload - wire::kVerdictReserve) >
+      settings.max_op_bytes + settings.payload) {
+    return wire::Drop::kSize;
+  }
+  Op* op = find(header.op_seq);
+  const bool fresh = op == nullptr;
+  if (fresh) op = open(header.op_seq, now);
+  if (!op->described) {
+    if (!describe(op, op_class, kind, type, header.fingerprint, header.total, header.sender)) {
+      if (fresh) release(op);
+      return wire::Drop::kNoMemory;
+    }
+  } else if (op->fingerprint != header.fingerprint || op->op_class != op_class || op->type != type ||
+             op->kind != kind || op->shard_blocks != header.total) {
+    mismatch(op, header.sender, now);
+    return wire::Drop::kMismatch;
+  }
+  *out = op;
+  return wire::Drop::kNone;
+}
+
+// --- Submit ----------------------------------------------------------------------------------------------------------
+
+Status LaneImpl::submit(Micros now, const Submission& submission) {
+  if (submission.local_rank >= local_ranks_ || submission.op_seq != next_submit_[submission.local_rank] ||
+      submission.op_seq >= wire::kDaemonOps || submission.op_class > OpClass::kConsistent ||
+      static_cast<uint8_t>(submission.type) >= kElementTypes ||
+      (submission.kind == ReduceKind::kMean && !is_float(submission.type))) {
+    return Status::kInvalid;
+  }
+  const uint64_t size = element_size(submission.type);
+  if (submission.count > settings.max_op_bytes / size) return Status::kNoMemory;
+  if (pending_[submission.local_rank].full()) return Status::kInvalid;
+  ++next_submit_[submission.local_rank];
+  if (failed) {
+    Event event;
+    event.op_seq = submission.op_seq;
+    event.local_rank = submission.local_rank;
+    event.cookie = submission.cookie;
+    event.events = kEventResult | kEventResolved;
+    event.status = failure;
+    std::snprintf(event.text, sizeof event.text, "%s", failure_text);
+    push_event(event);
+    return Status::kOk;
+  }
+  pending_[submission.local_rank].push({submission, now});
+  pump_pending(now);
+  settle(now);
+  return Status::kOk;
+}
+
+void LaneImpl::pump_pending(Micros now) {
+  bool waits = false;
+  for (Fifo<Pending>& pending : pending_) {
+    while (!failed && !pending.empty()) {
+      const uint32_t seq = pending.front().submission.op_seq;
+      // base_ is the smallest `done` of all live nodes, the own one included: section 3, admission.
+      if (seq - base_ >= settings.max_lag || !admit(now, pending.front())) break;
+      pending.pop();
+    }
+    waits |= !pending.empty();
+  }
+  if (!waits) {
+    lag_ping_ = kNever;
+  } else if (lag_ping_ == kNever) {
+    lag_ping_ = now;
+    lag_interval_ = 0;
+  }
+}
+
+bool LaneImpl::admit(Micros now, const Pending& pending) {
+  const Submission& submission = pending.submission;
+  const uint32_t fingerprint =
+      wire::fingerprint(submission.kind, submission.type, submission.type, submission.count, submission.tag);
+  Geometry geometry;
+  geometry.count = submission.count;
+  geometry.block_elements = wire::elements_per_block(settings.payload, submission.type);
+  geometry.nodes = n;
+  geometry.lanes = settings.lanes;
+  geometry.lane = settings.lane;
+
+  Op* op = find(submission.op_seq);
+  const bool fresh = op == nullptr;
+  if (fresh) op = open(submission.op_seq, now);
+  const uint32_t shard_blocks = geometry.shard_blocks(op->shard);
+  if (!op->described) {
+    if (!describe(op, submission.op_class, submission.kind, submission.type, fingerprint, shard_blocks, self)) {
+      if (fresh) release(op);
+      return false;
+    }
+  }
+  const bool first = !op->local;
+  if (first) {
+    op->local = true;
+    op->geometry = geometry;
+    if (submission.deadline > 0 && submission.op_class == OpClass::kConsistent) op->hard = submission.deadline;
+    op->trace.tag = submission.tag;
+    op->trace.bytes = submission.count * element_size(submission.type);
+    op->trace.submitted = pending.submitted;
+    op->trace.admitted = now;
+  }
+  Receiver& receiver = op->receivers[submission.local_rank];
+  receiver.state = Receiver::State::kWait;
+  receiver.submission = submission;
+  receiver.submitted = pending.submitted;
+  receiver.admitted = now;
+  receiver.bits.assign((geometry.stripe_blocks() + 63) / 64, 0);
+  if (op->fingerprint != fingerprint || op->op_class != submission.op_class ||
+      op->shard_blocks != shard_blocks || op->geometry.count != submission.count) {
+    mismatch(op, op->describer, now);
+    return true;
+  }
+
+  ++op->held;
+  if (first) first_admission(op, now);
+  if (failed) return true;
+  if (op->op_class == OpClass::kExact) {
+    receiver.bound = now + (submission.deadline > 0 ? submission.deadline : settings.op_timeout);
+  } else if (op->start != 0) {
+    receiver.bound = now + op->hard * (1 + settings.pull_patience);
+  } else {
+    receiver.bound = pending.submitted + settings.rank_timeout;
+    start_clock(op, now);
+  }
+  op->wake_at(receiver.bound);
+  for (uint32_t node = 0; node < n; ++node) {
+    NodeOp& x = op->nodes[node];
+    if (node == self || !missing_from(*op, node)) continue;
+    const Micros when = x.closed ? now : now + kPushBudgetUnknown + peers[node].flow.rtt();
+    x.pull_timer = std::min(x.pull_timer, when);
+    op->wake_at(x.pull_timer);
+  }
+  if (op->frozen) {
+    ++counters.contributions_late;
+  } else if (op->held == local_ranks_) {
+    freeze(op, now);
+  } else if (op->op_class == OpClass::kConsistent && op->local_wait == kNever) {
+    op->local_wait = now + op->hard / 8;  // P/4
+    op->wake_at(op->local_wait);
+  }
+  // What the own shard has finished already goes to this rank by a function call.
+  if (op->owner == Op::Owner::kClosed) {
+    for (uint32_t i = 0; i < op->finished; ++i) {
+      deliver_own(op, &receiver, (op->pull_start + i) % op->lane_blocks, now);
+    }
+  }
+  if (geometry.stripe_blocks() == 0) receiver_complete(op, submission.local_rank, now);
+  return true;
+}
+
+// --- Packets in -------------------------------------------------------------------------------------------------------
+
+bool LaneImpl::verify(const wire::PacketView& packet, Micros now) {
+  return opener_.open(packet.header.sender, packet.header.counter, packet.header_bytes, packet.payload, packet.tag,
+                      now);
+}
+
+wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) {
+  using wire::Drop;
+  using wire::Type;
+  wire::PacketView packet;
+  const auto judge = [&]() -> Drop {
+    const Drop malformed = wire::parse(datagram, settings.sealing != wire::Sealing::kNone, &packet);
+    if (malformed != Drop::kNone) return malformed;
+    const wire::Header& header = packet.header;
+    if (header.job != job_id) return Drop::kJob;
+    if (header.epoch != epoch) return Drop::kEpoch;
+    if (header.sender >= n || header.sender == self) return Drop::kSender;
+    if (header.lane != settings.lane) return Drop::kNotMine;
+    Peer& peer = peers[header.sender];
+    const auto type = static_cast<Type>(header.type);
+    if (type != Type::kPush && type != Type::kPull) {  // control packets: replay window, then tag
+      if (!peer.replay.would_accept(header.counter)) return Drop::kReplay;
+      if (!verify(packet, now)) return Drop::kTag;
+      peer.replay.accept(header.counter);
+    }
+    switch (type) {
+      case Type::kPush: return on_push(packet, now);
+      case Type::kPull: return on_pull(packet, now);
+      case Type::kAnnounce: return on_announce(packet, now);
+      case Type::kRequest: return on_request(packet, now);
+      case Type::kPing: return on_ping(packet, now);
+      case Type::kPong: return on_pong(packet, now);
+      case Type::kGone: return on_gone(packet, now);
+      case Type::kAbort: return on_abort(packet, now);
+      default: return Drop::kType;
+    }
+  };
+  const Drop drop = judge();
+  if (drop == Drop::kNone) {
+    Peer& peer = peers[packet.header.sender];
+    peer.last_heard = now;
+    peer.suspect = false;
+    ++counters.packets_received;
+    counters.bytes_received += datagram.size();
+    ++peer.state.packets_received;
+    peer.state.bytes_received += datagram.size();
+  } else {
+    ++counters.drops[static_cast<size_t>(drop)];
+  }
+  settle(now);
+  return drop;
+}
+
+// `done` and `base` of another node; both only grow.
+void LaneImpl::heard(uint32_t node, uint32_t done, uint32_t base, Micros) {
+  Peer& peer = peers[node];
+  if (base > peer.base) peer.base = base;
+  if (done > peer.done) {
+    settle_ |= peer.done == base_;
+    peer.done = done;
+  }
+}
+
+// Moves `done` and `base`, retires ops, admits what waited. Only at the end of a call: ops go away here.
+void LaneImpl::settle(Micros now) {
+  while (settle_) {
+    settle_ = false;
+    if (failed) {
+      for (Op& op : ops_) {
+        if (op.open) release(&op);
+      }
+      return;
+    }
+    uint32_t own = UINT32_MAX;
+    for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+      for (;;) {
+        const Op* op = find(rank_done_[rank]);
+        if (op == nullptr || op->receivers[rank].state != Receiver::State::kDone) break;
+        ++rank_done_[rank];
+      }
+      own = std::min(own, rank_done_[rank]);
+    }
+    if (own != peers[self].done) {
+      peers[self].done = peers[self].base = own;
+      // Nothing follows that would carry the news: say it soon.
+      bool quiet = true;
+      for (uint32_t rank = 0; rank < local_ranks_; ++rank) quiet &= rank_done_[rank] == next_submit_[rank];
+      if (quiet) {
+        for (Peer& peer : peers) peer.next_ping = std::min(peer.next_ping, now + 1000);
+      }
+    }
+    uint32_t base = UINT32_MAX;
+    for (const Peer& peer : peers) base = std::min(base, peer.done);
+    SLUICE_ASSERT(base >= base_);
+    if (base != base_) {
+      while (base_ != base) {
+        if (Op* op = find(base_)) release(op);
+        ++base_;
+      }
+      peers[self].base = base_;
+      pump_pending(now);
+    }
+  }
+}
+
+// --- Timers -----------------------------------------------------------------------------------------------------------
+
+Micros LaneImpl::repair_delay(uint32_t node) const {
+  return std::max<Micros>(kAgain, peers[node].flow.rtt() * 3 / 2);
+}
+
+Micros LaneImpl::backoff(uint32_t node, uint8_t* step) const {
+  const Micros delay = repair_delay(node) << std::min<uint8_t>(*step, 16);
+  if (*step < 16) ++*step;
+  return std::min(delay, std::max<Micros>(kRepairCap, 8 * peers[node].flow.rtt()));
+}
+
+void LaneImpl::run_timers(Op* op, Micros now) {
+  op->timer = kNever;
+  if (op->announce_again <= now) {
+    op->announce_again = kNever;
+    for (uint32_t node = 0; node < n; ++node) {
+      if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+    }
+  }
+  if (op->local_wait <= now && !op->frozen) freeze(op, now);
+  if (op->op_class == OpClass::kConsistent && op->described) {
+    if (op->owner == Op::Owner::kOpen && op->quorum != 0) {
+      if (now >= op->quorum + op->hard / 2) close(op, now);
+      else op->wake_at(op->quorum + op->hard / 2);
+    }
+    if (op->start != 0 && !op->push_stopped) {
+      const Micros end = op->start + op->hard - op->hard / 8 * 2;  // H - R, R = Q/2 = H/4
+      if (now >= end) op->push_stopped = true;
+      else op->wake_at(end);
+    }
+  }
+  for (uint32_t rank = 0; rank < local_ranks_ && !failed; ++rank) {
+    Receiver& receiver = op->receivers[rank];
+    if (receiver.state != Receiver::State::kWait) continue;
+    if (receiver.bound <= now) receiver_bound(op, rank, now);
+    else op->wake_at(receiver.bound);
+  }
+  if (failed) return;
+  for (uint32_t node = 0; node < n; ++node) {
+    if (node == self) continue;
+    NodeOp& x = op->nodes[node];
+    if (x.push_timer <= now) {
+      x.push_timer = kNever;
+      if (op->owner == Op::Owner::kOpen && op->described && x.received < op->lane_blocks) {
+        queue_request(op, node, true, x.received == 0);
+        x.push_timer = now + (x.received == 0 ? kRepairCap : backoff(node, &x.push_backoff));
+      }
+    }
+    if (x.pull_timer <= now) {
+      x.pull_timer = kNever;
+      if (missing_from(*op, node)) {
+        if (!x.closed) {  // not known closed: it may not even know that we wait
+          queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+        }
+        queue_request(op, node, false, !x.closed);
+        x.pull_timer = now + (x.closed ? backoff(node, &x.pull_backoff) : kRepairCap);
+      }
+    }
+    op->wake_at(std::min(x.push_timer, x.pull_timer));
+  }
+  op->wake_at(op->announce_again);
+  op->wake_at(op->frozen ? kNever : op->local_wait);
+}
+
+void LaneImpl::tick(Micros now) {
+  run_peers(now);
+  if (mismatch_at_ <= now) fail(now, Status::kMismatch, mismatch_text_, false);
+  while (!tails_.empty() && tails_.front().when <= now) {
+    const Repair& repair = tails_.front();
+    if (Op* op = find(repair.op_seq)) {
+      if (repairs_.push(repair)) ++(repair.push ? op->nodes[repair.node].push_repairs : op->nodes[repair.node].pull_repairs);
+    }
+    tails_.pop();
+  }
+  for (uint32_t i = 0; i < kWindow && !failed; ++i) {
+    Op* op = find(base_ + i);
+    if (op != nullptr && op->timer <= now) run_timers(op, now);
+  }
+  for (Fifo<Pending>& pending : pending_) {
+    if (failed || pending.empty() || now < pending.front().submitted + settings.rank_timeout) continue;
+    char text[320];
+    char slow[96] = "memory of the pool";
+    uint32_t holder = self;
+    for (uint32_t node = 0; node < n; ++node) {
+      if (peers[node].done < peers[holder].done) holder = node;
+    }
+    name_node(slow, sizeof slow, holder);
+    std::snprintf(text, sizeof text,
+                  "RANK_TIMEOUT: op %u waited %lld ms to begin; %s still needs op %u. Look whether that process is "
+                  "alive, or raise exchange.rank_timeout",
+                  pending.front().submission.op_seq, static_cast<long long>((now - pending.front().submitted) / 1000),
+                  slow, peers[holder].done);
+    fail(now, Status::kRankTimeout, text, true, std::span(&holder, 1));
+  }
+  settle(now);
+}
+
+Micros LaneImpl::next_timer() const {
+  if (unfinished_) return 0;
+  Micros next = std::min(lag_ping_, mismatch_at_);
+  if (!tails_.empty()) next = std::min(next, tails_.front().when);
+  for (const Op& op : ops_) {
+    if (op.open) next = std::min(next, op.timer);
+  }
+  for (const Fifo<Pending>& pending : pending_) {
+    if (!pending.empty()) next = std::min(next, pending.front().submitted + settings.rank_timeout);
+  }
+  for (uint32_t node = 0; node < n; ++node) {
+    if (node == self || peers[node].lost) continue;
+    next = std::min({next, peers[node].next_ping, peers[node].flow.deadline()});
+  }
+  return next;
+}
+
+// --- Events and facts -------------------------------------------------------------------------------------------------
+
+void LaneImpl::push_event(const Event& event) {
+  ++counters.ops[static_cast<size_t>(event.status)];
+  SLUICE_ASSERT(events.push(event));
+}
+
+Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Status status, Micros now) const {
+  const Receiver& receiver = op.receivers[local_rank];
+  Event event;
+  event.op_seq = op.seq;
+  event.local_rank = local_rank;
+  event.cookie = receiver.submission.cookie;
+  event.events = what;
+  event.status = status;
+  event.blocks_expected = op.local ? static_cast<uint32_t>(op.geometry.stripe_blocks()) : 0;
+  event.blocks_received = static_cast<uint32_t>(receiver.received);
+  event.blocks_skipped = receiver.skipped;
+  event.blocks_uncounted = receiver.uncounted;
+  event.blocks_repaired = op.repaired;
+  event.total = now - receiver.submitted;
+  event.lag = receiver.admitted - receiver.submitted;
+  event.quorum = op.op_class == OpClass::kConsistent && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
+  event.push = op.trace.push_sent > receiver.admitted ? op.trace.push_sent - receiver.admitted : 0;
+  event.bytes_sent = op.bytes_sent;
+  event.late_nodes = op.late_nodes;
+  event.worst_node = op.worst_node;
+  return event;
+}
+
+bool LaneImpl::drained() const {
+  if (failed) return true;
+  for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+    if (rank_done_[rank] != next_submit_[rank]) return false;
+  }
+  return base_ >= peers[self].done;
+}
+
+bool LaneImpl::idle() const {
+  bool none = pool_.free_units() == pool_.units() && counters.open_ops == 0;
+  for (const Fifo<Pending>& pending : pending_) none &= pending.empty();
+  return none;
+}
+
+Lane::Lane(const Settings& settings, Micros now) : impl_(std::make_unique<LaneImpl>(settings, now)) {}
+Lane::~Lane() = default;
+Status Lane::submit(Micros now, const Submission& submission) { return impl_->submit(now, submission); }
+wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) { return impl_->on_packet(now, datagram); }
+void Lane::tick(Micros now) { impl_->tick(now); }
+Micros Lane::next_timer() const { return impl_->next_timer(); }
+size_t Lane::poll_send(Micros now, std::span<Outgoing> out) { return impl_->poll_send(now, out); }
+bool Lane::poll_event(Event* event) {
+  if (impl_->events.empty()) return false;
+  *event = impl_->events.front();
+  impl_->events.pop();
+  return true;
+}
+void Lane::fail(Micros now, Status status, const char* text, bool quietly) {
+  const uint32_t named = impl_->self;
+  impl_->fail(now, status, text, !quietly, std::span(&named, 1));
+  impl_->settle(now);
+}
+bool Lane::failed() const { return impl_->failed; }
+Status Lane::failure() const { return impl_->failure; }
+const char* Lane::failure_text() const { return impl_->failure_text; }
+bool Lane::drained() const { return impl_->drained(); }
+bool Lane::idle() const { return impl_->idle(); }
+const Settings& Lane::settings() const { return impl_->settings; }
+uint32_t Lane::job_id() const { return impl_->job_id; }
+uint32_t Lane::epoch() const { return impl_->epoch; }
+const Counters& Lane::counters() const { return impl_->counters; }
+PeerState Lane::peer(uint32_t node) const { return impl_->peer_state(node); }
+bool Lane::poll_trace(Trace* trace) {
+  if (impl_->traces.empty()) return false;
+  *trace = impl_->traces.front();
+  impl_->traces.pop();
+  return true;
+}
+
+}  // namespace sluice::exchange

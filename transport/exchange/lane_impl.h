@@ -1,0 +1,244 @@
+// The lane's inside. One class, cut by concern into files:
+//   lane.cc         construction, submit and admission, packets in, done and base, timers, failure
+//   owner.cc        announcements, summing, closing, finishing blocks
+//   contributor.cc  freezing and pushing, answers to requests for pushes
+//   receiver.cc     pulls, repair, results
+//   output.cc       poll_send: order of what is sent, headers, sealing
+//   peers.cc        PING, PONG, flow, loss of peers, aborts
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "transport/exchange/flow.h"
+#include "transport/exchange/lane.h"
+#include "transport/exchange/op.h"
+#include "transport/exchange/pool.h"
+
+namespace sluice::exchange {
+
+inline constexpr uint32_t kBurst = 256;      // packets of one poll_send
+inline constexpr uint32_t kRun = 43;         // data packets in a row to one node: with a PING what one GSO call carries
+inline constexpr uint32_t kTailBlocks = 3;   // protocol, section 4
+inline constexpr Micros kAgain = 50;         // us after which ANNOUNCE and the last tail go out once more
+inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
+inline constexpr Micros kRepairCap = 50'000;          // longest repair interval
+inline constexpr uint32_t kPendingOps = 256;          // submits of one rank that wait for admission
+
+// A fixed ring; full: push says so.
+template <typename T>
+class Fifo {
+ public:
+  explicit Fifo(size_t capacity) : items_(capacity) {}
+  bool empty() const { return count_ == 0; }
+  bool full() const { return count_ == items_.size(); }
+  size_t size() const { return count_; }
+  T& front() { return items_[first_]; }
+  const T& front() const { return items_[first_]; }
+  bool push(const T& item) {
+    if (full()) return false;
+    items_[(first_ + count_++) % items_.size()] = item;
+    return true;
+  }
+  void pop() {
+    first_ = (first_ + 1) % items_.size();
+    --count_;
+  }
+  void clear() { first_ = count_ = 0; }
+
+ private:
+  std::vector<T> items_;
+  size_t first_ = 0, count_ = 0;
+};
+
+struct Peer {
+  Flow flow;
+  wire::ReplayWindow replay;
+  uint32_t done = 0, base = 0;
+  uint32_t ranks = 0;
+  Micros last_heard = 0;
+  Micros next_ping = 0;
+  Micros last_abort = 0;
+  bool suspect = false, lost = false;
+  PeerState state;  // counters
+};
+
+// Something small to send, built when its turn comes.
+struct Control {
+  wire::Type type = wire::Type::kPing;
+  uint16_t node = 0;
+  bool push = false;      // REQUEST: of push blocks (the shard of `self` as owner), else of pull blocks
+  bool everything = false;  // REQUEST: empty bitmap
+  uint32_t op_seq = 0;
+  uint32_t echo = 0;      // PONG
+  Micros when = 0;        // PONG: arrival of the PING
+};
+
+struct Pending {
+  Submission submission;
+  Micros submitted = 0;
+};
+
+// One block to send again.
+struct Repair {
+  uint32_t op_seq = 0;
+  uint32_t stripe = 0;  // block of this lane
+  uint16_t node = 0;
+  bool push = false;
+  Micros when = 0;  // the second copy of a tail: not before
+};
+
+class LaneImpl {
+ public:
+  LaneImpl(const Settings& settings, Micros now);
+
+  // --- lane.cc ---
+  Status submit(Micros now, const Submission& submission);
+  wire::Drop on_packet(Micros now, std::span<const std::byte> datagram);
+  void tick(Micros now);
+  Micros next_timer() const;
+  bool drained() const;
+  bool idle() const;
+
+  // --- output.cc ---
+  size_t poll_send(Micros now, std::span<Outgoing> out);
+
+  // --- peers.cc ---
+  void fail(Micros now, Status status, const char* text, bool tell, std::span<const uint32_t> named = {});
+
+  Settings settings;
+  uint32_t job_id, epoch;
+  uint32_t n, self;
+  Counters counters;
+  std::vector<Peer> peers;
+  Fifo<Event> events;
+  Fifo<Trace> traces;
+  bool failed = false;
+  Status failure = Status::kOk;
+  char failure_text[320] = {};
+
+  PeerState peer_state(uint32_t node) const;
+
+ private:
+  friend class Lane;
+  // --- lane.cc ---
+  Op* find(uint32_t seq);
+  Op* open(uint32_t seq, Micros now);
+  bool describe(Op* op, OpClass op_class, ReduceKind kind, ElementType type, uint32_t fingerprint,
+                uint32_t shard_blocks, uint32_t describer);
+  void release(Op* op);
+  wire::Drop describe_from(const wire::Header& header, Micros now, Op** out);
+  bool admit(Micros now, const Pending& pending);
+  void pump_pending(Micros now);
+  void heard(uint32_t node, uint32_t done, uint32_t base, Micros now);
+  void settle(Micros now);
+  void run_timers(Op* op, Micros now);
+  bool verify(const wire::PacketView& packet, Micros now);
+  Event make_event(const Op& op, uint32_t local_rank, uint8_t events, Status status, Micros now) const;
+  Micros repair_delay(uint32_t node) const;
+  Micros backoff(uint32_t node, uint8_t* step) const;
+  void push_event(const Event& event);
+  uint32_t quorum_ranks_needed() const;
+
+  // --- owner.cc ---
+  wire::Drop on_announce(const wire::PacketView& packet, Micros now);
+  wire::Drop on_push(const wire::PacketView& packet, Micros now);
+  void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now);
+  void wants_pull(Op* op, uint32_t node);
+  bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks, const std::byte* data);
+  void advance_ordered(Op* op, uint32_t stripe);
+  void add_own(Op* op, Micros now);
+  void node_complete(Op* op, uint32_t node, Micros now);
+  void close(Op* op, Micros now);
+  bool finish_some(Op* op, uint32_t blocks, Micros now);
+  void finish_block(Op* op, uint32_t stripe, Micros now);
+  void deliver_own(Op* op, Receiver* receiver, uint32_t stripe, Micros now);
+  std::byte* block_data(const Op& op, uint32_t stripe);
+  BlockMeta& block_meta(const Op& op, uint32_t stripe);
+  uint64_t& sender_mask(const Op& op, uint32_t stripe, uint32_t node);
+  bool has_block(const Op& op, uint32_t stripe, uint32_t node);
+
+  // --- contributor.cc ---
+  void first_admission(Op* op, Micros now);
+  void freeze(Op* op, Micros now);
+  const std::byte* own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging);
+  void owner_closed(Op* op, uint32_t node, Micros now);
+  void start_clock(Op* op, Micros now);
+  uint32_t push_start(const Op& op, uint32_t owner) const;
+  wire::Drop on_request(const wire::PacketView& packet, Micros now);
+
+  // --- receiver.cc ---
+  wire::Drop on_pull(const wire::PacketView& packet, Micros now);
+  wire::Drop on_gone(const wire::PacketView& packet, Micros now);
+  void take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, bool skip,
+                  bool uncounted, const std::byte* data, Micros now);
+  void receiver_complete(Op* op, uint32_t local_rank, Micros now);
+  void receiver_bound(Op* op, uint32_t local_rank, Micros now);
+  bool missing_from(const Op& op, uint32_t node) const;
+  bool wanted(const Op& op, uint64_t bit) const;
+
+  // --- output.cc ---
+  struct Out;
+  wire::Header header(wire::Type type, const Op* op) const;
+  void emit_control(Out* out, const Control& control, Micros now);
+  size_t request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits, size_t capacity);
+  void emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool tail, Micros now);
+  void emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe);
+  void emit_repairs(Out* out, Micros now);
+  void count_out(uint32_t node, size_t bytes, bool data);
+  uint32_t packet_bytes(size_t payload) const {
+    return static_cast<uint32_t>(wire::kHeaderBytes + payload + (settings.sealing == wire::Sealing::kNone ? 0 : wire::kTagBytes));
+  }
+  void emit_pushes(Out* out, Op* op, Micros now);
+  void emit_pulls(Out* out, Op* op, Micros now);
+  void emit_probe(Out* out, uint32_t node, Micros now);
+  bool reachable(const Op& op, uint32_t node) const;
+  void queue_control(const Control& control);
+  void queue_request(Op* op, uint32_t node, bool push, bool everything);
+
+  // --- peers.cc ---
+  wire::Drop on_ping(const wire::PacketView& packet, Micros now);
+  wire::Drop on_pong(const wire::PacketView& packet, Micros now);
+  wire::Drop on_abort(const wire::PacketView& packet, Micros now);
+  void run_peers(Micros now);
+  void mismatch(Op* op, uint32_t node, Micros now);
+  void tell_all(Status reason, std::span<const uint32_t> named);
+  void name_node(char* text, size_t size, uint32_t node) const;
+  void describe_op(char* text, size_t size, const Op& op) const;
+
+  uint32_t local_ranks_;
+  uint32_t own_ranks_;
+  wire::Sealer sealer_;
+  wire::Opener opener_;
+  Pool pool_;
+  uint32_t reserve_units_;
+  uint32_t base_ = 0;
+  std::vector<uint32_t> rank_done_;  // lowest op of each local rank without RESOLVED
+  std::vector<uint32_t> next_submit_;
+  std::vector<Fifo<Pending>> pending_;
+  std::vector<Op> ops_;
+  Fifo<Control> control_;
+  Fifo<Repair> repairs_;
+  Fifo<Repair> tails_;  // last blocks that go out once more, in order of time
+  Micros lag_ping_ = kNever;
+  Micros lag_interval_ = 0;
+  uint32_t rotate_ = 0;
+  bool settle_ = false;      // an op ended: done and base may move (settled at the end of each call)
+  bool unfinished_ = false;  // closed shards that still have blocks to finish
+  // What ABORT says, and the mismatch that waits for the other side's words.
+  Status abort_reason_ = Status::kAborted;
+  uint32_t abort_op_ = 0;
+  uint16_t abort_named_[8] = {};
+  uint16_t abort_named_count_ = 0;
+  bool abort_op_known_ = false;
+  wire::Abort abort_body_;
+  Micros mismatch_at_ = kNever;
+  char mismatch_text_[320] = {};
+  // What poll_send hands out.
+  std::vector<wire::Header> headers_;
+  std::vector<std::byte> tags_;
+  std::vector<std::byte> staging_;
+  std::vector<std::byte> scratch_;
+};
+
+}  // namespace sluice::exchange

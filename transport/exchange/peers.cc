@@ -1,0 +1,248 @@
+// Other nodes: are they there, how fast are they, and how a job ends when one is not (protocol, sections 2, 8 and 9).
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "transport/exchange/lane_impl.h"
+
+namespace sluice::exchange {
+
+using wire::Drop;
+using wire::Type;
+
+Drop LaneImpl::on_ping(const wire::PacketView& packet, Micros now) {
+  wire::Ping body;
+  if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
+  if (packet.header.shard != self) return Drop::kNotMine;
+  const uint32_t node = packet.header.sender;
+  heard(node, body.done, body.base, now);
+  queue_control({.type = Type::kPong, .node = static_cast<uint16_t>(node), .echo = packet.header.stamp, .when = now});
+  if (failed && now - peers[node].last_abort >= kRepairCap) {  // it has not heard that the job is over
+    peers[node].last_abort = now;
+    queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node)});
+  }
+  return Drop::kNone;
+}
+
+Drop LaneImpl::on_pong(const wire::PacketView& packet, Micros now) {
+  wire::Ping body;
+  if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
+  if (packet.header.shard != self) return Drop::kNotMine;
+  heard(packet.header.sender, body.done, body.base, now);
+  peers[packet.header.sender].flow.answered(body.echo, body.hold_us, now);
+  return Drop::kNone;
+}
+
+void LaneImpl::run_peers(Micros now) {
+  const Micros lost_after = std::max(settings.peer_timeout, 20 * settings.peer_interval);
+  for (uint32_t node = 0; node < n; ++node) {
+    Peer& peer = peers[node];
+    if (node == self || peer.lost) continue;
+    if (peer.next_ping <= now) {
+      peer.next_ping = now + settings.peer_interval;
+      queue_control({.type = Type::kPing, .node = static_cast<uint16_t>(node)});
+    }
+    if (peer.flow.deadline() <= now) {
+      peer.flow.expired(now);
+      queue_control({.type = Type::kPing, .node = static_cast<uint16_t>(node)});
+    }
+    const Micros silent = now - peer.last_heard;
+    peer.suspect = silent > 3 * settings.peer_interval;
+    if (silent < lost_after || failed) continue;
+    // Silence while we were stopped ourselves proves nothing: the caller hands packets in before it ticks.
+    peer.lost = true;
+    char name[96], text[320];
+    name_node(name, sizeof name, node);
+    std::snprintf(text, sizeof text,
+                  "PEER_LOST: nothing heard from %s for %lld ms. Look whether its sluiced runs and UDP reaches it; the "
+                  "job must be joined anew",
+                  name, static_cast<long long>(silent / 1000));
+    fail(now, Status::kPeerLost, text, true, std::span(&node, 1));
+  }
+  if (lag_ping_ <= now && !failed) {
+    // A submit waits for `done` of the slowest: ask them at once, then after a round trip, doubling to 5 ms.
+    Micros rtt = 1000;
+    for (uint32_t node = 0; node < n; ++node) {
+      if (node == self || peers[node].done != base_) continue;
+      rtt = std::min(rtt, std::max<Micros>(50, peers[node].flow.rtt()));
+      queue_control({.type = Type::kPing, .node = static_cast<uint16_t>(node)});
+    }
+    lag_interval_ = std::clamp<Micros>(2 * lag_interval_, rtt, 5000);
+    lag_ping_ = now + lag_interval_;
+  }
+}
+
+// --- The end of a job -------------------------------------------------------------------------------------------------
+
+void LaneImpl::name_node(char* text, size_t size, uint32_t node) const {
+  size_t used = static_cast<size_t>(std::snprintf(text, size, "node %u (rank", node));
+  uint32_t listed = 0;
+  for (size_t rank = 0; rank < settings.node_of_rank.size() && used + 16 < size; ++rank) {
+    if (settings.node_of_rank[rank] != node) continue;
+    if (listed == 4) {
+      used += static_cast<size_t>(std::snprintf(text + used, size - used, " ..."));
+      break;
+    }
+    used += static_cast<size_t>(std::snprintf(text + used, size - used, "%s%zu", listed == 0 ? " " : ",", rank));
+    ++listed;
+  }
+  std::snprintf(text + std::min(used, size - 2), size - std::min(used, size - 2), ")");
+}
+
+void LaneImpl::describe_op(char* text, size_t size, const Op& op) const {
+  static constexpr const char* kClass[] = {"exact", "consistent", "best_effort"};
+  std::snprintf(text, size, "op %u, tag %016llx (%s %s %s, %llu elements)", op.seq,
+                static_cast<unsigned long long>(op.trace.tag), kClass[static_cast<int>(op.op_class)],
+                op.kind == ReduceKind::kMean ? "mean" : "sum", element_type_name(op.type),
+                static_cast<unsigned long long>(op.geometry.count));
+}
+
+// Ranks do not agree what this op is. Told to all at once; the ABORT carries what this node was asked to do.
+void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
+  if (failed) return;
+  char here[96], name[96], text[320];
+  name_node(name, sizeof name, node);
+  if (!op->local) {  // we cannot judge between two others: each of them will
+    if (node == op->describer || op->describer == self) return;
+    char other[96];
+    name_node(other, sizeof other, op->describer);
+    std::snprintf(text, sizeof text, "MISMATCH: op %u: %s and %s were asked for different collectives (shape, type, class or tag)",
+                  op->seq, name, other);
+  } else {
+    describe_op(here, sizeof here, *op);
+    std::snprintf(text, sizeof text, "MISMATCH: here %s; %s was asked for another collective (shape, type, class or tag)",
+                  here, name);
+    abort_op_known_ = true;
+    abort_body_.kind = static_cast<uint8_t>(op->kind);
+    abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(op->type);
+    abort_body_.elements = op->geometry.count;
+    abort_body_.tag = op->trace.tag;
+  }
+  abort_op_ = op->seq;
+  // The other side's words make the message complete: wait for its ABORT a moment.
+  if (mismatch_at_ != kNever) return;
+  mismatch_at_ = now + kRepairCap;
+  std::snprintf(mismatch_text_, sizeof mismatch_text_, "%s", text);
+  tell_all(Status::kMismatch, {});
+}
+
+void LaneImpl::tell_all(Status reason, std::span<const uint32_t> named) {
+  abort_reason_ = reason;
+  abort_named_count_ = 0;
+  for (const uint32_t node : named) {
+    if (abort_named_count_ == std::size(abort_named_)) break;
+    abort_named_[abort_named_count_++] = static_cast<uint16_t>(node);
+  }
+  for (uint32_t node = 0; node < n; ++node) {
+    if (node != self) queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node), .op_seq = abort_op_});
+  }
+}
+
+Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
+  wire::Abort body;
+  if (!wire::read_payload(packet.payload, &body) || packet.payload.size() != sizeof body + 2ULL * body.count) {
+    return Drop::kSize;
+  }
+  if (failed) return Drop::kNone;
+  const uint32_t node = packet.header.sender;
+  char name[96], text[320];
+  name_node(name, sizeof name, node);
+  auto status = static_cast<Status>(body.reason);
+  if (body.reason < 16 || body.reason > 22) status = Status::kAborted;
+  if (status == Status::kMismatch) {
+    // Both sides in one message, on both sides.
+    const Op* op = find(packet.header.op_seq);
+    char here[128] = "this op was not submitted yet";
+    if (op != nullptr && op->local) describe_op(here, sizeof here, *op);
+    const bool known = body.element_type < kElementTypes;
+    std::snprintf(text, sizeof text, "MISMATCH: here %s; %s was asked for op %u, tag %016llx (%s %s, %llu elements)", here,
+                  name, packet.header.op_seq, static_cast<unsigned long long>(body.tag),
+                  body.kind == 1 ? "mean" : "sum",
+                  known ? element_type_name(static_cast<ElementType>(body.element_type)) : "?",
+                  static_cast<unsigned long long>(body.elements));
+    if (op != nullptr && op->local && mismatch_at_ == kNever) {  // it must hear our side, too
+      abort_op_ = op->seq;
+      abort_op_known_ = true;
+      abort_body_.kind = static_cast<uint8_t>(op->kind);
+      abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(op->type);
+      abort_body_.elements = op->geometry.count;
+      abort_body_.tag = op->trace.tag;
+      tell_all(Status::kMismatch, {});
+    }
+    fail(now, Status::kMismatch, text, false);
+    return Drop::kNone;
+  }
+  char about[96] = "";
+  if (body.count > 0) {
+    uint16_t first = 0;
+    std::memcpy(&first, packet.payload.data() + sizeof body, sizeof first);
+    if (first < n) name_node(about, sizeof about, first);
+  }
+  if (status == Status::kPeerLost && about[0] != '\0') {
+    std::snprintf(text, sizeof text, "PEER_LOST: %s is gone, says %s; the job must be joined anew", about, name);
+  } else {
+    std::snprintf(text, sizeof text, "%s: %s ended the job (%s%s%s)", status_name(Status::kAborted), name,
+                  status_name(status), about[0] != '\0' ? ", because of " : "", about);
+    status = Status::kAborted;
+  }
+  fail(now, status, text, false);
+  return Drop::kNone;
+}
+
+// Ends every open op and all later ones. The slots of the local ranks are theirs again when the events are out.
+void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std::span<const uint32_t> named) {
+  if (failed) return;
+  failed = true;
+  failure = status;
+  mismatch_at_ = kNever;
+  std::snprintf(failure_text, sizeof failure_text, "%s", text);
+  if (tell) tell_all(status, named);
+  for (uint32_t i = 0; i < kWindow; ++i) {
+    Op* op = find(base_ + i);
+    if (op == nullptr) continue;
+    for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+      Receiver& receiver = op->receivers[rank];
+      if (receiver.state != Receiver::State::kWait && receiver.state != Receiver::State::kLate) continue;
+      const bool late = receiver.state == Receiver::State::kLate;
+      receiver.state = Receiver::State::kDone;
+      Event event = make_event(*op, rank, late ? kEventResolved : kEventResult | kEventResolved, status, now);
+      std::snprintf(event.text, sizeof event.text, "%s", text);
+      op->trace.status = status;
+      push_event(event);
+    }
+  }
+  for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+    for (; !pending_[rank].empty(); pending_[rank].pop()) {
+      const Pending& pending = pending_[rank].front();
+      Event event;
+      event.op_seq = pending.submission.op_seq;
+      event.local_rank = rank;
+      event.cookie = pending.submission.cookie;
+      event.events = kEventResult | kEventResolved;
+      event.status = status;
+      event.total = now - pending.submitted;
+      std::snprintf(event.text, sizeof event.text, "%s", text);
+      push_event(event);
+    }
+  }
+  repairs_.clear();
+  tails_.clear();
+  lag_ping_ = kNever;
+  unfinished_ = false;
+  settle_ = true;
+}
+
+PeerState LaneImpl::peer_state(uint32_t node) const {
+  const Peer& peer = peers[node];
+  PeerState state = peer.state;
+  state.last_heard = peer.last_heard;
+  state.rtt = peer.flow.rtt();
+  state.done = peer.done;
+  state.in_flight = peer.flow.in_flight();
+  state.window = peer.flow.window();
+  state.suspect = peer.suspect;
+  state.lost = peer.lost;
+  return state;
+}
+
+}  // namespace sluice::exchange

@@ -1,0 +1,228 @@
+// The receivers of an op, one per local rank (protocol, sections 6 and 15): collect reduced blocks, end by a bound.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "transport/exchange/lane_impl.h"
+
+namespace sluice::exchange {
+
+using wire::Drop;
+
+namespace {
+bool waits(const Receiver& receiver) {
+  return receiver.state == Receiver::State::kWait || receiver.state == Receiver::State::kLate;
+}
+bool has(const Receiver& receiver, uint64_t bit) { return (receiver.bits[bit / 64] >> (bit % 64)) & 1; }
+}  // namespace
+
+bool LaneImpl::wanted(const Op& op, uint64_t bit) const {
+  return std::any_of(op.receivers.begin(), op.receivers.end(),
+                     [&](const Receiver& receiver) { return waits(receiver) && !has(receiver, bit); });
+}
+
+bool LaneImpl::missing_from(const Op& op, uint32_t node) const {
+  if (!op.local) return false;
+  const uint32_t shard = Geometry::shard_of(node, op.seq, n);
+  const uint64_t first = op.geometry.stripe_first(shard);
+  const uint64_t last = first + op.geometry.lane_blocks(shard);
+  for (const Receiver& receiver : op.receivers) {
+    if (!waits(receiver)) continue;
+    for (uint64_t bit = first; bit < last;) {
+      if (bit % 64 == 0 && bit + 64 <= last && receiver.bits[bit / 64] == UINT64_MAX) {
+        bit += 64;
+      } else if (!has(receiver, bit)) {
+        return true;
+      } else {
+        ++bit;
+      }
+    }
+  }
+  return false;
+}
+
+Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
+  const wire::Header& header = packet.header;
+  if (failed) return Drop::kClosed;
+  if (header.op_seq < base_) return Drop::kRetired;
+  if (header.op_seq >= wire::kDaemonOps || header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
+  if (header.shard != Geometry::shard_of(header.sender, header.op_seq, n)) return Drop::kNotMine;
+  Op* op = find(header.op_seq);
+  if (op == nullptr || !op->local) return Drop::kNotSubmitted;
+  const uint32_t block = header.block;
+  const uint32_t blocks = op->geometry.shard_blocks(header.shard);
+  if (block >= blocks || header.total != blocks) return Drop::kBlock;
+  if (block % settings.lanes != settings.lane) return Drop::kNotMine;
+  const uint64_t bit = op->geometry.stripe_first(header.shard) + block / settings.lanes;
+  if (!wanted(*op, bit)) return Drop::kDuplicate;
+  // Sizes: the value, then the list of senders that were not counted.
+  const bool skip = (header.flags & wire::kFlagSkip) != 0;
+  const uint32_t elements = op->geometry.elements_of(header.shard, block);
+  const size_t value = skip ? 0 : elements * element_size(op->type);
+  if (!skip && header.elements != elements) return Drop::kSize;
+  bool uncounted = skip;
+  uint32_t listed = 0;
+  uint16_t first_listed = 0;
+  if (!skip && (header.flags & (wire::kFlagAllCounted | wire::kFlagRow)) == 0) {
+    uint16_t count = 0;
+    if (packet.payload.size() < value + sizeof count) return Drop::kSize;
+    std::memcpy(&count, packet.payload.data() + value, sizeof count);
+    if (count == 0 || count > wire::kMaxListedSenders ||
+        packet.payload.size() != value + (1 + static_cast<size_t>(count)) * sizeof count) {
+      return Drop::kSize;
+    }
+    listed = count;
+    for (uint32_t i = 0; i < count; ++i) {
+      uint16_t sender = 0;
+      std::memcpy(&sender, packet.payload.data() + value + (1 + i) * sizeof sender, sizeof sender);
+      if (sender >= n) return Drop::kSize;
+      if (i == 0) first_listed = sender;
+      uncounted |= sender == self;
+    }
+  } else if (packet.payload.size() != value) {
+    return Drop::kSize;
+  }
+  uncounted |= (header.flags & wire::kFlagRow) != 0;  // fate open: taken for the worse
+  if (!verify(packet, now)) return Drop::kTag;
+  if (header.fingerprint != op->fingerprint || header.op_class() != op->op_class) {
+    mismatch(op, header.sender, now);
+    return Drop::kMismatch;
+  }
+  NodeOp& x = op->nodes[header.sender];
+  owner_closed(op, header.sender, now);
+  op->late_nodes = std::max(op->late_nodes, listed);
+  op->worst_node = listed > 0 ? first_listed : header.sender;
+  x.pull_tail_seen |= (header.flags & wire::kFlagTail) != 0;
+  x.pull_timer = now + (x.pull_tail_seen ? repair_delay(header.sender)
+                                         : std::max<Micros>(kPushBudgetUnknown / 2, 4 * peers[header.sender].flow.rtt()));
+  x.pull_backoff = 0;
+  op->wake_at(x.pull_timer);
+  for (Receiver& receiver : op->receivers) {
+    if (waits(receiver) && !has(receiver, bit)) {
+      take_block(op, &receiver, header.shard, block, bit, skip, uncounted, packet.payload.data(), now);
+    }
+  }
+  return Drop::kNone;
+}
+
+void LaneImpl::take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, bool skip,
+                          bool uncounted, const std::byte* data, Micros now) {
+  receiver->bits[bit / 64] |= 1ULL << (bit % 64);
+  ++receiver->received;
+  if (skip) ++receiver->skipped;
+  if (uncounted || !receiver->in_contribution) {
+    ++receiver->uncounted;
+    ++counters.blocks_uncounted;
+  }
+  if (receiver->state == Receiver::State::kWait) {
+    const size_t size = element_size(op->type);
+    std::byte* to = receiver->submission.result + op->geometry.block_first_element(shard, block) * size;
+    const size_t bytes = op->geometry.elements_of(shard, block) * size;
+    if (skip) std::memset(to, 0, bytes);
+    else std::memcpy(to, data, bytes);
+  }
+  if (receiver->received == op->geometry.stripe_blocks()) {
+    receiver_complete(op, static_cast<uint32_t>(receiver - op->receivers.data()), now);
+  }
+}
+
+// The last block is in. Without carry-over every fate is known with it: RESULT and RESOLVED are one event, except
+// after INCOMPLETE, whose holes came too late to be used: DIVERGED.
+void LaneImpl::receiver_complete(Op* op, uint32_t local_rank, Micros now) {
+  Receiver& receiver = op->receivers[local_rank];
+  const bool late = receiver.state == Receiver::State::kLate;
+  receiver.state = Receiver::State::kDone;
+  settle_ = true;
+  const Status status = late ? Status::kDiverged : Status::kOk;
+  if (!late) {
+    op->trace.result = now;
+    op->trace.status = status;
+  }
+  push_event(make_event(*op, local_rank, late ? kEventResolved : kEventResult | kEventResolved, status, now));
+}
+
+// The rank's bound has passed: INCOMPLETE with zeros in the holes (consistent), an error that names the missing (exact).
+void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
+  Receiver& receiver = op->receivers[local_rank];
+  char what[96];
+  describe_op(what, sizeof what, *op);
+  if (op->op_class == OpClass::kConsistent && op->start != 0) {
+    receiver.state = Receiver::State::kLate;
+    receiver.bound = kNever;
+    Event event = make_event(*op, local_rank, kEventResult, Status::kIncomplete, now);
+    const size_t size = element_size(op->type);
+    for (uint32_t shard = 0; shard < n; ++shard) {
+      const uint32_t blocks = op->geometry.lane_blocks(shard);
+      const uint32_t owner = Geometry::owner(shard, op->seq, n);
+      for (uint32_t stripe = 0; stripe < blocks; ++stripe) {
+        if (has(receiver, op->geometry.stripe_first(shard) + stripe)) continue;
+        const uint32_t block = op->geometry.block_of_stripe(stripe);
+        const uint64_t first = op->geometry.block_first_element(shard, block);
+        const uint32_t elements = op->geometry.elements_of(shard, block);
+        std::memset(receiver.submission.result + first * size, 0, elements * size);
+        MissingRange* last = event.ranges > 0 ? &event.range[event.ranges - 1] : nullptr;
+        if (last != nullptr && last->owner == owner && last->first + last->count == first) {
+          last->count += elements;
+          continue;
+        }
+        ++event.ranges_total;
+        if (event.ranges < kEventRanges) event.range[event.ranges++] = {first, elements, owner};
+      }
+    }
+    char slow[96] = "";
+    if (event.ranges > 0) name_node(slow, sizeof slow, event.range[0].owner);
+    std::snprintf(event.text, sizeof event.text,
+                  "INCOMPLETE: %s: %u of %u blocks came by the deadline; first hole: %u elements from %llu on, owned by "
+                  "%s. Holes are zero: resync these ranges, or raise the deadline",
+                  what, event.blocks_received, event.blocks_expected, event.ranges > 0 ? event.range[0].count : 0,
+                  static_cast<unsigned long long>(event.ranges > 0 ? event.range[0].first : 0), slow);
+    op->trace.result = now;
+    op->trace.status = Status::kIncomplete;
+    push_event(event);
+    return;
+  }
+  // Exact, or consistent that never began.
+  std::vector<uint32_t> missing;  // an error path: the job ends here, so this may allocate
+  for (uint32_t node = 0; node < n; ++node) {
+    const NodeOp& x = op->nodes[node];
+    const bool silent = op->op_class == OpClass::kExact ? !x.closed && x.received < std::max(1U, op->lane_blocks)
+                                                        : !x.in_quorum;
+    if (node != self && silent) missing.push_back(node);
+  }
+  if (missing.empty()) {
+    for (uint32_t node = 0; node < n; ++node) {
+      if (node != self && missing_from(*op, node)) missing.push_back(node);
+    }
+  }
+  char names[128] = "nobody else";
+  size_t used = 0;
+  for (size_t i = 0; i < missing.size() && used + 60 < sizeof names; ++i) {
+    char name[96];
+    name_node(name, sizeof name, missing[i]);
+    used += static_cast<size_t>(std::snprintf(names + used, sizeof names - used, "%s%.58s", i == 0 ? "" : ", ", name));
+  }
+  const bool exact = op->op_class == OpClass::kExact;
+  char text[320];
+  std::snprintf(text, sizeof text, "%s: %s did not %s within %lld ms; waiting for %s. Look at these processes, or raise %s",
+                exact ? "OP_TIMEOUT" : "RANK_TIMEOUT", what, exact ? "end" : "begin",
+                static_cast<long long>((now - receiver.submitted) / 1000), names,
+                exact ? "exchange.op_timeout" : "exchange.rank_timeout");
+  fail(now, exact ? Status::kOpTimeout : Status::kRankTimeout, text, true, missing);
+}
+
+// "What you ask for is gone": for an op that is open here that is a fault of the other side.
+Drop LaneImpl::on_gone(const wire::PacketView& packet, Micros now) {
+  wire::Gone body;
+  if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
+  const Op* op = find(packet.header.op_seq);
+  if (op == nullptr || !missing_from(*op, packet.header.sender)) return Drop::kNone;
+  char name[96], what[96], text[320];
+  name_node(name, sizeof name, packet.header.sender);
+  describe_op(what, sizeof what, *op);
+  std::snprintf(text, sizeof text, "VIEW_CHANGED: %s: %s has retired this op while it is open here; the job must be joined anew",
+                what, name);
+  fail(now, Status::kViewChanged, text, true, {});
+  return Drop::kNone;
+}
+
+}  // namespace sluice::exchange
