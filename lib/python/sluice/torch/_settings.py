@@ -1,0 +1,72 @@
+"""The settings of a State: checked when it is made, kept when it is pickled, equal on all ranks."""
+import dataclasses
+import typing
+
+from .._errors import InvalidArgument, NotSupported
+
+MIB = 1024 * 1024
+DEFAULT_OP_BYTES = 64 * MIB  # larger buckets travel in parts
+DDP_BUCKET_BYTES = 25 * MIB  # DDP's default bucket_cap_mb
+OPS_IN_FLIGHT = 16  # the arena is never asked for more than twice this many of the largest ops
+MIN_ARENA_BYTES = 16 * MIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    job: str
+    op_class: str
+    deadline: typing.Optional[float]  # seconds; None: the daemon's setting
+    timeout: float
+    socket: typing.Optional[str]
+    on_incomplete: str
+    max_op_bytes: int
+    arena_bytes: int  # 0: the library's default
+
+    def shared(self):
+        """What all ranks must have alike."""
+        return {"op_class": self.op_class, "deadline": self.deadline, "max_bucket_bytes": self.max_op_bytes,
+                "on_incomplete": self.on_incomplete}
+
+
+def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, arena_bytes, on_incomplete, model):
+    if not isinstance(job, str) or not 1 <= len(job) <= 63 or any(c in "/ " or not c.isprintable() for c in job) \
+            or not job.isascii():
+        raise InvalidArgument(f"sluice: job={job!r}: a job's name is 1 to 63 printable ASCII characters without space or slash")
+    if op_class == "best_effort":
+        raise NotSupported("sluice: op_class='best_effort' comes with version 0.2; use 'consistent' (bounded, all ranks get the "
+                           "same result) or 'exact'")
+    if op_class not in ("exact", "consistent"):
+        raise InvalidArgument(f"sluice: op_class={op_class!r}: one of 'consistent' and 'exact'")
+    if fallback == "allreduce":
+        raise NotSupported("sluice: fallback='allreduce' comes with version 0.2: it must take effect at the same step on all "
+                           "ranks, and until it can, an error is raised instead")
+    if fallback is not None:
+        raise InvalidArgument(f"sluice: fallback={fallback!r}: only None (raise an error) is known")
+    if on_incomplete not in ("resync", "ignore"):
+        raise InvalidArgument(f"sluice: on_incomplete={on_incomplete!r}: one of 'resync' and 'ignore'")
+    if deadline == "auto":
+        deadline = None
+    elif not isinstance(deadline, (int, float)) or not 1e-6 <= deadline <= 4294:
+        raise InvalidArgument(f"sluice: deadline={deadline!r}: 'auto', or seconds from 0.000001 to 4294")
+    if not timeout > 0:
+        raise InvalidArgument(f"sluice: timeout={timeout!r}: seconds above 0")
+    sizes = _gradient_bytes(model) if model is not None else []
+    if max_bucket_bytes is None:
+        cap = getattr(model, "bucket_bytes_cap", DDP_BUCKET_BYTES)
+        # A bucket is closed when it reaches the cap, so it is at most the cap and one more parameter.
+        max_bucket_bytes = min(DEFAULT_OP_BYTES, cap + max(sizes)) if sizes else DEFAULT_OP_BYTES
+    if max_bucket_bytes < 64:
+        raise InvalidArgument(f"sluice: max_bucket_bytes={max_bucket_bytes!r}: at least 64")
+    max_bucket_bytes = -(-max_bucket_bytes // 64) * 64
+    if arena_bytes is None:
+        arena_bytes = 0
+        if sizes:
+            # Contribution and result of everything that one backward pass has in flight, and one more bucket.
+            wanted = 2 * (sum(sizes) + max_bucket_bytes)
+            arena_bytes = max(min(wanted, 2 * OPS_IN_FLIGHT * max_bucket_bytes), MIN_ARENA_BYTES)
+    return Settings(job, op_class, None if deadline is None else float(deadline), float(timeout), socket, on_incomplete,
+                    max_bucket_bytes, arena_bytes)
+
+
+def _gradient_bytes(model):
+    return [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]

@@ -1,0 +1,188 @@
+"""Collective calls beside the gradients, all exact: resync, buffers, and how far the ranks are apart."""
+import collections
+import ctypes
+import io
+import pickle
+import struct
+import warnings
+
+import torch
+
+CHUNK_BYTES = 8 * 1024 * 1024  # of one broadcast; two are in flight
+IN_FLIGHT = 2
+
+
+def _host(tensor):
+    """A contiguous host tensor with the same bytes; the tensor itself where it is one."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        return tensor.cpu().contiguous()
+    return tensor.contiguous()
+
+
+def _nbytes(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+class _Stream:
+    """Bytes of the root to all ranks, as a sequence of broadcasts with two in flight. Small pieces share a chunk."""
+
+    def __init__(self, engine, root):
+        self._engine, self._job, self._root = engine, engine.job, root
+        self._chunk_bytes = min(CHUNK_BYTES, engine.job.max_op_bytes)
+        self._buffer, self._used, self._copies = None, 0, []
+        self._open = collections.deque()  # (op, buffer, [(address, offset, bytes, done)])
+        self.bytes = 0
+
+    def add(self, host, done):
+        """Sends the bytes of a host tensor; on the other ranks they are written into it. done() when they are there."""
+        sent, total, address = 0, _nbytes(host), host.data_ptr()
+        self.bytes += total
+        if not total:
+            done()
+        while sent < total:
+            if self._buffer is None:
+                self._buffer, self._used, self._copies = self._engine.alloc(self._chunk_bytes), 0, []
+            piece = min(total - sent, self._chunk_bytes - self._used)
+            if self._job.rank == self._root:
+                ctypes.memmove(self._buffer.address + self._used, address + sent, piece)
+            self._copies.append((address + sent, self._used, piece, done if sent + piece == total else None))
+            self._used += piece
+            sent += piece
+            if self._used == self._chunk_bytes:
+                self._send()
+
+    def _send(self):
+        op = self._job.submit_broadcast(self._buffer, self._used, self._root)
+        self._open.append((op, self._buffer, self._copies))
+        self._buffer = None
+        if len(self._open) >= IN_FLIGHT:
+            self._receive()
+
+    def _receive(self):
+        op, buffer, copies = self._open.popleft()
+        self._job.wait(op, self._engine.timeout)
+        for address, offset, nbytes, done in copies:
+            if self._job.rank != self._root:
+                ctypes.memmove(address, buffer.address + offset, nbytes)
+            if done is not None:
+                done()
+        buffer.free()
+
+    def finish(self):
+        if self._buffer is not None:
+            self._send()
+        while self._open:
+            self._receive()
+
+
+def broadcast(engine, tensors, root):
+    """Every tensor of rank `root` to all ranks, in place. All ranks must have tensors of the same sizes. Returns bytes."""
+    stream = _Stream(engine, root)
+    keep = []  # host copies, until their bytes are there
+    for tensor in tensors:
+        host = _host(tensor)
+        keep.append(host)
+
+        def done(tensor=tensor, host=host):
+            if host.data_ptr() != tensor.data_ptr() and engine.job.rank != root:
+                with torch.no_grad():
+                    tensor.copy_(host)
+
+        stream.add(host, done)
+    stream.finish()
+    return stream.bytes
+
+
+def broadcast_bytes(engine, data, root):
+    """The bytes of rank `root` (None elsewhere), on all ranks."""
+    mine = engine.job.rank == root
+    length = torch.tensor([len(data) if mine else 0], dtype=torch.int64)
+    broadcast(engine, [length], root)
+    body = bytearray(data) if mine else bytearray(int(length))
+    if len(body):
+        broadcast(engine, [torch.frombuffer(body, dtype=torch.uint8)], root)
+    return bytes(body)
+
+
+def parameter_distance(engine, model):
+    stream = _Stream(engine, 0)
+    squares = [0.0, 0.0]  # of the difference, of rank 0's
+    for parameter in model.parameters():
+        own = _host(parameter)
+        received = own.clone() if engine.job.rank == 0 else torch.empty_like(own)
+
+        def done(own=own, received=received):
+            ours, theirs = own.double(), received.double()
+            squares[0] += float((ours - theirs).square().sum())
+            squares[1] += float(theirs.square().sum())
+
+        stream.add(received, done)
+    stream.finish()
+    relative = (squares[0] / squares[1]) ** 0.5 if squares[1] else (float("inf") if squares[0] else 0.0)
+    gathered = gather(engine, struct.pack("<d", relative))
+    return max(struct.unpack("<d", part)[0] for part in gathered)
+
+
+def gather(engine, data):
+    """The (equally long) bytes of all ranks, in rank order."""
+    job = engine.job
+    result = engine.alloc(len(data) * job.world_size)
+    job.wait(job.submit_all_gather(data, result, len(data)), engine.timeout)
+    whole = bytes(result.view()[:len(data) * job.world_size])
+    result.free()
+    return [whole[i * len(data):(i + 1) * len(data)] for i in range(job.world_size)]
+
+
+def resync(engine, needed, incomplete, model, optimizer, grad_scaler, force):
+    votes = [struct.unpack("<IIQ", vote) for vote in gather(
+        engine, struct.pack("<IIQ", needed, force, incomplete))]
+    if not any(needs or forced for needs, forced, _ in votes):
+        return False
+    good = [rank for rank, (needs, _, _) in enumerate(votes) if not needs]
+    if good:
+        root = good[0]
+    else:
+        root = min(range(len(votes)), key=lambda rank: votes[rank][2])
+        warnings.warn("sluice: every rank had incomplete rounds; resync takes the parameters of rank "
+                      f"{root}, which had the fewest. All ranks are equal afterwards, but no rank had every block", stacklevel=4)
+    broadcast(engine, [p.data for p in model.parameters()] + list(model.buffers()), root)
+    if optimizer is not None:
+        _broadcast_optimizer(engine, optimizer, root)
+    if grad_scaler is not None:
+        state = _broadcast_object(engine, grad_scaler.state_dict(), root)
+        if engine.job.rank != root:
+            grad_scaler.load_state_dict(state)
+    return True
+
+
+def _broadcast_optimizer(engine, optimizer, root):
+    """Parameter by parameter, so that the copy in flight is small. Ranks may differ in what they have (a rank may not have
+    stepped yet): the root's is what counts."""
+    mine = engine.job.rank == root
+    state = optimizer.state_dict()
+    head = _broadcast_object(engine, {"groups": state["param_groups"], "keys": list(state["state"])}, root)
+    received = {}
+    for key in head["keys"]:
+        value = _broadcast_object(engine, state["state"].get(key) if mine else None, root)
+        if not mine:
+            received[key] = value
+    if not mine:
+        optimizer.load_state_dict({"state": received, "param_groups": head["groups"]})
+
+
+def _broadcast_object(engine, value, root):
+    """Plain data and tensors only: the receiver does not run what it gets."""
+    data = None
+    if engine.job.rank == root:
+        file = io.BytesIO()
+        torch.save(value, file)
+        data = file.getvalue()
+    data = broadcast_bytes(engine, data, root)
+    if engine.job.rank == root:
+        return value
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise TypeError(f"sluice: the optimizer's or scaler's state on rank {root} has more in it than tensors and plain data "
+                        f"({error}); copy it yourself, for instance by a checkpoint") from None
