@@ -1,0 +1,93 @@
+// What a daemon runs with, after defaults, files and --set were put together. Plain data; every field has one entry in
+// the table of schema.h, which holds its default, unit, range and meaning. Any thread may read a Config that nobody
+// writes any more.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/cpu_set.h"
+#include "base/types.h"
+
+namespace sluice::config {
+
+enum class PortKind : uint8_t { kUdp = 0 };
+enum class IdleMode : uint8_t { kAdaptive = 0, kBusy = 1, kEvent = 2 };
+enum class SealingMode : uint8_t { kAuth = 0, kNone = 1 };
+enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
+enum class LogFormat : uint8_t { kAuto = 0, kText = 1, kJson = 2, kJournal = 3 };
+
+// One job whose nodes are listed here instead of coming from a rendezvous of the clients.
+struct PeerGroup {
+  struct Node {
+    std::string address;  // "ip:port" of lane 0, numeric
+    uint32_t ranks = 1;
+    std::string where;  // "file:line:column", for messages
+  };
+  std::vector<std::string> jobs;  // names; "*" is any job
+  std::vector<Node> nodes;        // ranks are numbered node by node, in this order
+  std::string where;
+};
+
+struct Config {
+  std::string node;
+
+  struct Transport {
+    PortKind kind{};
+    std::vector<std::string> bind;
+    uint32_t port = 0;
+    uint64_t receive_buffer = 0, send_buffer = 0;
+    bool gso = false, gro = false;
+  } transport;
+
+  uint32_t lanes = 0;
+
+  struct Idle {
+    IdleMode mode{};
+    Micros spin = 0;
+  } idle;
+
+  struct Cpus {
+    CpuSet lanes, control;
+  } cpus;
+
+  struct Socket {
+    std::string path;
+    uint32_t mode = 0;
+    std::string group;
+  } socket;
+
+  struct Exchange {
+    Micros deadline = 0, op_timeout = 0, rank_timeout = 0, peer_timeout = 0, peer_interval = 0, linger = 0;
+    Micros join_timeout = 0;
+    uint32_t pull_patience = 0, max_lag = 0, incast = 0;
+    double min_contribution = 0;
+    uint64_t flow_window = 0, flow_window_min = 0;
+  } exchange;
+
+  struct Memory {
+    uint64_t job_pool = 0, arena_max = 0, arena_total = 0, op_max = 0;
+    uint32_t clients_max = 0, jobs_max = 0;
+  } memory;
+
+  struct Security {
+    SealingMode sealing{};
+    bool insecure = false;
+    std::string key_file;
+  } security;
+
+  struct Metrics {
+    std::string listen;
+    uint32_t peer_series = 0;
+  } metrics;
+
+  struct Log {
+    LogLevel level{};
+    LogFormat format{};
+  } log;
+
+  std::vector<PeerGroup> peers;
+};
+
+}  // namespace sluice::config
