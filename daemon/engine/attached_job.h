@@ -1,0 +1,69 @@
+// A job on a lane: its exchange::Lane, its clients' rings, and where its nodes are. Lane thread only.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "daemon/engine/lane_worker.h"
+
+namespace sluice::daemon {
+
+// Endpoints that a queue knows, counted: several jobs may have the same node. Changes allocate; they come with
+// commands only.
+class PeerTable {
+ public:
+  explicit PeerTable(port::Queue* queue) : queue_(queue) {}
+  port::PeerHandle hold(const port::Endpoint& endpoint);  // kUnknownPeer: the port refuses it
+  void drop(const port::Endpoint& endpoint);
+
+ private:
+  struct Entry {
+    port::Endpoint endpoint;
+    port::PeerHandle handle;
+    uint32_t uses;
+  };
+  port::Queue* queue_;
+  std::vector<Entry> entries_;
+};
+
+struct AttachedClient {
+  LaneClient view;
+  ipc::DescriptorReader descriptors;
+  ipc::CompletionWriter completions;
+  bool broken = false;
+  bool gone = false;
+  bool live() const { return !broken && !gone; }
+};
+
+struct AttachedJob {
+  AttachedJob(LaneJob job, PeerTable* peers, uint32_t lane, Micros now);
+  void release_peers(PeerTable* peers);
+
+  // Validates a copied descriptor and hands it to the protocol. nullptr, or what is wrong with it.
+  const char* submit(const AttachedClient& client, const ipc::Descriptor& descriptor, Micros now);
+  // Events to completions and reports. When a client does not take them: its id and what is wrong.
+  bool deliver_events(uint64_t* who = nullptr, const char** wrong = nullptr);
+  void forget(uint64_t client_id);
+  void collect_traces();
+  void publish(JobStats* out) const;
+
+  uint64_t id;
+  uint32_t lane_index;
+  exchange::Lane lane;
+  std::vector<port::Endpoint> nodes;
+  std::vector<port::PeerHandle> handles;  // by node; own: kUnknownPeer
+  std::vector<AttachedClient> clients;    // by local rank
+  bool failure_told = false;
+
+ private:
+  void complete(AttachedClient* client, const exchange::Event& event, bool* full);
+
+  static constexpr size_t kTraces = 256;
+  std::vector<exchange::Trace> traces_;  // a ring
+  size_t trace_next_ = 0;
+  uint64_t durations_[3][20] = {};
+  double duration_sum_[3] = {};
+  ipc::Report report_;
+};
+
+}  // namespace sluice::daemon
