@@ -82,7 +82,7 @@ struct QueueCounters {
   uint64_t tx_errors = 0;  // refused for another reason (no route, message too long); the datagram is dropped
   uint64_t rx_datagrams = 0, rx_bytes = 0, rx_calls = 0;
   uint64_t rx_overflow = 0;   // dropped for want of buffer space (SO_RXQ_OVFL, imissed ...)
-  uint64_t rx_truncated = 0;  // longer than a receive buffer
+  uint64_t rx_truncated = 0;  // longer than a receive buffer; dropped
 };
 
 class Queue {
@@ -90,6 +90,7 @@ class Queue {
   virtual ~Queue() = default;
 
   // Makes a peer known. May allocate: call it outside the data path (it is the one exception to the rule above).
+  // An endpoint that is known already keeps its handle, and is forgotten after as many remove_peer as add_peer.
   virtual Result<PeerHandle> add_peer(const Endpoint& endpoint) = 0;
   virtual void remove_peer(PeerHandle peer) = 0;
 
@@ -98,7 +99,9 @@ class Queue {
   virtual void release(std::span<const RxPacket> packets) = 0;
 
   // Sends a prefix of `packets` and returns its length; never waits. Less than all means that the device is full:
-  // try again when arm(…, writable) wakes. Packets to one peer with equal length in a row are cheapest (GSO).
+  // try again later; poll fd() for POLLOUT too before sleeping. A packet that cannot be sent at all (unknown peer, longer
+  // than max_datagram, no route) is taken, dropped and counted in tx_errors. Packets to one peer with equal length in a
+  // row are cheapest (GSO).
   virtual size_t send(std::span<const TxPacket> packets) = 0;
 
   // Number of packets (counted from the first ever sent) whose payload memory is free again. Only of interest when
