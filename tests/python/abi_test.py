@@ -97,3 +97,15 @@ def test_a_foreign_library_is_refused(monkeypatch):
     monkeypatch.setenv("SLUICE_LIBRARY", "libc.so.6")
     with pytest.raises(ImportError, match="libc.so.6 is not a usable libsluice"):
         _abi._load()
+
+
+@pytest.mark.parametrize("enum, known", [
+    ("sluice_error", {"SUCCESS": 0, **{f"ERROR_{name}": value for value, name in _abi.ERRORS.items()}}),
+    ("sluice_status", {name: value for value, name in _abi.STATUSES.items()}),
+    ("sluice_type", {name.upper(): value for name, (value, _) in _abi.TYPES.items()}),
+])
+def test_every_enumerator_of_the_header_is_known(enum, known):
+    with open(HEADER, encoding="utf-8") as file:
+        text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+    body = re.search(r"typedef enum %s \{(.*?)\} %s;" % (enum, enum), text, re.S).group(1)
+    assert {name: int(value) for name, value in re.findall(r"SLUICE_(\w+) = (-?\d+)", body)} == known

@@ -29,6 +29,7 @@ ERRORS = {
     -8: "ABI",
     -9: "FULL",
     -10: "SYSTEM",
+    -11: "FAILED",
 }
 
 # enum sluice_status; 16 and above are errors.

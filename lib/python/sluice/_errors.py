@@ -78,6 +78,12 @@ class SystemFailure(Error, OSError):
         return str(self.args[0])
 
 
+class Failed(Error):
+    """A call without a report (barrier) ended with an error status, which the text names."""
+
+    code = "FAILED"
+
+
 class NotSupported(Error, NotImplementedError):
     """This version cannot do it; the text says which one will, or what to use instead."""
 
@@ -143,6 +149,6 @@ class DaemonLostInOp(OpError, DaemonLost):
 
 
 BY_CODE = {cls.code: cls for cls in (InvalidArgument, Unreachable, Refused, Timeout, DaemonLost, ArenaFull, Forked,
-                                     AbiMismatch, TooManyOps, SystemFailure)}
+                                     AbiMismatch, TooManyOps, SystemFailure, Failed)}
 BY_STATUS = {cls.status: cls for cls in (Mismatch, OpTimeout, PeerLost, RankTimeout, ViewChanged, Aborted,
                                          DaemonLostInOp)}
