@@ -79,6 +79,7 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
     peer.last_heard = now;
     peer.next_ping = now + settings.peer_interval;
   }
+  last_run_ = now;
   counters.pool_bytes = pool_.bytes();
 }
 

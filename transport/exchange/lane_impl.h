@@ -201,6 +201,7 @@ class LaneImpl {
   wire::Drop on_pong(const wire::PacketView& packet, Micros now);
   wire::Drop on_abort(const wire::PacketView& packet, Micros now);
   void run_peers(Micros now);
+  void remind(uint32_t node, Micros now);
   void mismatch(Op* op, uint32_t node, Micros now);
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
@@ -220,6 +221,7 @@ class LaneImpl {
   Fifo<Control> control_;
   Fifo<Repair> repairs_;
   Fifo<Repair> tails_;  // last blocks that go out once more, in order of time
+  Micros last_run_ = 0;  // of run_peers
   Micros lag_ping_ = kNever;
   Micros lag_interval_ = 0;
   uint32_t rotate_ = 0;

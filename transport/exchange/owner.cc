@@ -65,8 +65,8 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
   if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
   heard(header.sender, body.done, body.base, now);
   if (failed) {
-    peers[header.sender].next_ping = std::min(peers[header.sender].next_ping, now);
-    return Drop::kNone;
+    remind(header.sender, now);
+    return Drop::kClosed;
   }
   if (header.op_seq < base_) return Drop::kRetired;
   if (header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
@@ -86,7 +86,7 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
 
 Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   const wire::Header& header = packet.header;
-  if (failed) return Drop::kClosed;
+  if (failed) return Drop::kClosed;  // unverified: PING will remind the sender
   if (header.op_seq < base_) return Drop::kRetired;
   if (header.op_seq >= wire::kDaemonOps || header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
   if (header.shard != Geometry::shard_of(self, header.op_seq, n)) return Drop::kNotMine;

@@ -17,11 +17,15 @@ Drop LaneImpl::on_ping(const wire::PacketView& packet, Micros now) {
   const uint32_t node = packet.header.sender;
   heard(node, body.done, body.base, now);
   queue_control({.type = Type::kPong, .node = static_cast<uint16_t>(node), .echo = packet.header.stamp, .when = now});
-  if (failed && now - peers[node].last_abort >= kRepairCap) {  // it has not heard that the job is over
-    peers[node].last_abort = now;
-    queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node)});
-  }
+  if (failed) remind(node, now);
   return Drop::kNone;
+}
+
+// A node that goes on working has not heard that the job is over.
+void LaneImpl::remind(uint32_t node, Micros now) {
+  if (now - peers[node].last_abort < kRepairCap) return;
+  peers[node].last_abort = now;
+  queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node), .op_seq = abort_op_});
 }
 
 Drop LaneImpl::on_pong(const wire::PacketView& packet, Micros now) {
@@ -35,6 +39,11 @@ Drop LaneImpl::on_pong(const wire::PacketView& packet, Micros now) {
 
 void LaneImpl::run_peers(Micros now) {
   const Micros lost_after = std::max(settings.peer_timeout, 20 * settings.peer_interval);
+  // We were stopped ourselves (SIGSTOP, a paused machine): the silence of others proves nothing.
+  if (now - last_run_ > 3 * settings.peer_interval) {
+    for (Peer& peer : peers) peer.last_heard = std::max(peer.last_heard, now - settings.peer_interval);
+  }
+  last_run_ = now;
   for (uint32_t node = 0; node < n; ++node) {
     Peer& peer = peers[node];
     if (node == self || peer.lost) continue;
@@ -49,7 +58,6 @@ void LaneImpl::run_peers(Micros now) {
     const Micros silent = now - peer.last_heard;
     peer.suspect = silent > 3 * settings.peer_interval;
     if (silent < lost_after || failed) continue;
-    // Silence while we were stopped ourselves proves nothing: the caller hands packets in before it ticks.
     peer.lost = true;
     char name[96], text[320];
     name_node(name, sizeof name, node);
