@@ -16,6 +16,10 @@
  * Deadlines: every call that can wait takes a time-out in milliseconds.
  * Threads: a context and a job may be used by several threads; calls that submit an op take their place in the job's
  * order under a lock, so the caller must order them equally on every rank. A buffer belongs to one thread at a time.
+ * Loss of the daemon: when it dies or lets this process go, every open op ends with SLUICE_DAEMON_LOST, every later
+ * call that needs it returns SLUICE_ERROR_DAEMON_LOST, and no call hangs. The job is dead on this rank; its buffers stay
+ * readable until sluice_leave. The way back: sluice_leave, sluice_close, then sluice_open, new cards and sluice_join, on
+ * every rank of the job (a view lives as long as its daemons).
  * Fork: a child must not use what its parent opened: its calls return SLUICE_ERROR_FORKED and harm nothing.
  * Versions: symbols are versioned (SLUICE_1); structures grow at the end and carry their size.
  */
@@ -45,16 +49,18 @@ typedef uint64_t sluice_op;                   /* one collective call; never 0 */
 
 typedef enum sluice_error {
   SLUICE_SUCCESS = 0,
-  SLUICE_ERROR_INVALID = -1,      /* an argument is wrong */
-  SLUICE_ERROR_UNREACHABLE = -2,  /* no daemon at the socket path */
-  SLUICE_ERROR_REFUSED = -3,      /* the daemon refused; sluice_last_error() has its words */
-  SLUICE_ERROR_TIMEOUT = -4,      /* the call's own time-out passed; an op goes on and can be waited for again */
-  SLUICE_ERROR_DAEMON_LOST = -5,  /* the daemon went away; sluice_reconnect or give up */
-  SLUICE_ERROR_NO_MEMORY = -6,    /* the arena or a pool is too small; the text names limit and setting */
-  SLUICE_ERROR_FORKED = -7,       /* opened by the parent process */
-  SLUICE_ERROR_ABI = -8,          /* library and daemon do not fit; the text has both versions */
-  SLUICE_ERROR_FULL = -9,         /* too many ops are open: wait for one first */
-  SLUICE_ERROR_SYSTEM = -10       /* a system call failed; the text names it */
+  SLUICE_ERROR_INVALID = -1,     /* an argument is wrong */
+  SLUICE_ERROR_UNREACHABLE = -2, /* no daemon at the socket path */
+  SLUICE_ERROR_REFUSED = -3,     /* the daemon refused; sluice_last_error() has its words */
+  SLUICE_ERROR_TIMEOUT = -4, /* the call's own time-out passed; an op goes on and can be waited for again */
+  SLUICE_ERROR_DAEMON_LOST = -5, /* the daemon went away, and the job with it: see "Loss of the daemon" */
+  SLUICE_ERROR_NO_MEMORY = -6,   /* the arena or a pool is too small; the text names limit and setting */
+  SLUICE_ERROR_FORKED = -7,      /* opened by the parent process */
+  SLUICE_ERROR_ABI = -8,         /* library and daemon do not fit; the text has both versions */
+  SLUICE_ERROR_FULL = -9,        /* too many ops are open: wait for one first */
+  SLUICE_ERROR_SYSTEM = -10,     /* a system call failed; the text names it */
+  SLUICE_ERROR_FAILED =
+      -11 /* a call without a report (sluice_barrier) ended with an error status, named in the text */
 } sluice_error;
 
 /* Outcome of an op; values as in the protocol (docs/protocol.md, section 1). 16 and above are errors: the result
@@ -116,15 +122,15 @@ typedef struct sluice_card {
 } sluice_card;
 
 typedef struct sluice_join_options {
-  size_t size;            /* sizeof(sluice_join_options) */
-  const char* job;        /* 1-63 printable characters without space or slash; equal on all ranks */
-  uint32_t rank;          /* 0 .. world_size-1 */
+  size_t size;     /* sizeof(sluice_join_options) */
+  const char* job; /* 1-63 printable characters without space or slash; equal on all ranks */
+  uint32_t rank;   /* 0 .. world_size-1 */
   uint32_t world_size;
-  uint32_t local_ranks;   /* ranks of this job on this node; 0: found from the cards */
-  uint64_t arena_bytes;   /* for sluice_alloc, all buffers together; 0: 4 x max_op_bytes */
-  uint64_t max_op_bytes;  /* largest tensor; 0: 64 MiB */
-  uint32_t deadline_us;   /* default bound of `consistent` ops; 0: the daemon's setting */
-  int32_t timeout_ms;     /* for the whole join; the error names who is missing */
+  uint32_t local_ranks;  /* ranks of this job on this node; 0: found from the cards */
+  uint64_t arena_bytes;  /* for sluice_alloc, all buffers together; 0: 4 x max_op_bytes */
+  uint64_t max_op_bytes; /* largest tensor; 0: 64 MiB */
+  uint32_t deadline_us;  /* default bound of `consistent` ops; 0: the daemon's setting */
+  int32_t timeout_ms;    /* for the whole join; the error names who is missing */
   /* Peers. Either the cards of all ranks in rank order (made by sluice_card_get on each rank and exchanged by the
    * caller's own rendezvous: a store, MPI, a file) and a key of 32 bytes that is equal on all ranks and secret ... */
   const sluice_card* cards;
@@ -140,7 +146,9 @@ SLUICE_API int sluice_key_generate(unsigned char key[32]);
 
 /* Joins; waits until every node of the job answers. */
 SLUICE_API int sluice_join(sluice_context* context, const sluice_join_options* options, sluice_job** job);
-/* Waits for open ops (at most timeout_ms), then leaves. The job handle is gone afterwards, whatever is returned. */
+/* Waits for open ops (at most timeout_ms), then leaves. The job handle is gone afterwards, whatever is returned, and
+ * with it every buffer of sluice_alloc; no other thread may still use it. SLUICE_ERROR_TIMEOUT: ops were still open, or
+ * the daemon did not answer; the other ranks see this rank as lost. */
 SLUICE_API int sluice_leave(sluice_job* job, int timeout_ms);
 /* Aborts the job on all nodes: open ops end with SLUICE_ABORTED everywhere. Bounded, idempotent, any thread. */
 SLUICE_API int sluice_abort(sluice_job* job);
@@ -157,7 +165,8 @@ SLUICE_API int sluice_job_get_info(sluice_job* job, sluice_job_info* info);
 /* --- Buffers --------------------------------------------------------------------------------------------------- */
 
 /* Memory that the daemon can read and write, 64-byte aligned, in the job's arena. NULL when the arena is full
- * (sluice_last_error names the size that would do). Free before sluice_leave or let leave do it. */
+ * (sluice_last_error names the size that would do). What it holds at first is not defined. Free it before sluice_leave
+ * or let leave do it, and not while an op still uses it. */
 SLUICE_API void* sluice_alloc(sluice_job* job, size_t bytes);
 SLUICE_API void sluice_free(sluice_job* job, void* buffer);
 
@@ -173,19 +182,25 @@ typedef struct sluice_op_options {
 
 /* result = sum or mean over all ranks of contribution, element by element. Both buffers come from sluice_alloc, do not
  * overlap, and belong to the daemon: `result` until SLUICE_EVENT_RESULT, `contribution` until SLUICE_EVENT_RESOLVED
- * (sluice_wait returns when both have happened). count may be 0. options NULL: exact, no tag. */
+ * (sluice_wait returns when both have happened). count may be 0. options NULL: exact, no tag. At most 64 ops may be open:
+ * SLUICE_ERROR_FULL, then wait for the oldest. count x element size is at most max_op_bytes of the join. */
 SLUICE_API int sluice_allreduce(sluice_job* job, const void* contribution, void* result, uint64_t count,
-                                sluice_type type, sluice_kind kind, const sluice_op_options* options, sluice_op* op);
+                                sluice_type type, sluice_kind kind, const sluice_op_options* options,
+                                sluice_op* op);
 
-/* buffer of rank `root` to all ranks; exact. `bytes` of any type, in place, from sluice_alloc. */
+/* buffer of rank `root` to all ranks; exact. `bytes` of any type, in place, from sluice_alloc.
+ * Built on an exact integer sum to which all other ranks add zeros: it moves about twice the bytes of an optimal
+ * broadcast, and takes `bytes` of the arena for the time of the op. */
 SLUICE_API int sluice_broadcast(sluice_job* job, void* buffer, uint64_t bytes, uint32_t root, sluice_op* op);
 
 /* result[r * bytes .. (r + 1) * bytes) = contribution of rank r; exact. `result` from sluice_alloc, of
- * world_size * bytes; `contribution` from anywhere, read before the call returns. */
+ * world_size * bytes; `contribution` from anywhere, read before the call returns. Built like sluice_broadcast: about
+ * twice the bytes of the optimum, and world_size * bytes of the arena for the time of the op. */
 SLUICE_API int sluice_all_gather(sluice_job* job, const void* contribution, void* result, uint64_t bytes,
                                  sluice_op* op);
 
-/* Ends on no rank before every rank has called it. */
+/* Ends on no rank before every rank has called it. SLUICE_ERROR_TIMEOUT: the barrier goes on without this caller and
+ * must not be called again for the same meeting. */
 SLUICE_API int sluice_barrier(sluice_job* job, int timeout_ms);
 
 /* --- Outcome --------------------------------------------------------------------------------------------------- */
@@ -201,7 +216,7 @@ typedef struct sluice_range {
 typedef struct sluice_report {
   size_t size; /* in: sizeof(sluice_report) */
   sluice_status status;
-  uint32_t events;           /* which have happened */
+  uint32_t events; /* which have happened */
   uint64_t tag;
   uint32_t op_seq;
   uint32_t blocks_expected, blocks_received; /* of the result */
@@ -209,9 +224,9 @@ typedef struct sluice_report {
   uint32_t blocks_uncounted;                 /* of this rank's contribution, not in the sum */
   uint32_t blocks_repaired;                  /* asked for again */
   uint32_t total_us, wait_us, lag_us, push_us;
-  uint32_t late_nodes;  /* nodes not counted in full, as far as seen here */
-  uint32_t worst_node;  /* waited for last; UINT32_MAX: none */
-  uint64_t bytes_sent;  /* datagram bytes of this node for this op */
+  uint32_t late_nodes;    /* nodes not counted in full, as far as seen here */
+  uint32_t worst_node;    /* waited for last; UINT32_MAX: none */
+  uint64_t bytes_sent;    /* datagram bytes of this node for this op */
   uint32_t missing_total; /* ranges missing (INCOMPLETE); the first 16 are listed */
   uint32_t missing_count;
   sluice_range missing[16];
