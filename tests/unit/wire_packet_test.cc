@@ -83,10 +83,14 @@ TEST(WirePacket, HelloLiesAsTheProtocolSays) {
   hello.payload = 0x4140;
   hello.lanes = 0x42;
   hello.sealing = 0x43;
+  hello.phase = 0x44;
+  hello.flags = 0x45;
+  hello.probe = 0x4746;
+  hello.view = 0x4B4A4948;
   const std::vector<uint8_t> bytes = bytes_of(hello);
-  ASSERT_EQ(bytes.size(), 72U);
-  for (uint8_t i = 0; i < 48; ++i) EXPECT_EQ(bytes[i], i);
-  for (uint8_t i = 48; i < 68; ++i) EXPECT_EQ(bytes[i], i) << static_cast<int>(i);
+  ASSERT_EQ(bytes.size(), 80U);
+  for (uint8_t i = 0; i < 76; ++i) EXPECT_EQ(bytes[i], i) << static_cast<int>(i);
+  for (uint8_t i = 76; i < 80; ++i) EXPECT_EQ(bytes[i], 0);
 }
 
 TEST(WirePacket, Uint24HoldsItsRange) {

@@ -1,8 +1,10 @@
 #include "transport/exchange/join.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "base/assert.h"
@@ -23,10 +25,11 @@ constexpr Micros kFirstPerNode = 250, kLongestPerNode = 1'000, kSpreadPerNode = 
 constexpr double kRttFactor = 1.5;  // no size is tried again before an answer could have come
 
 // A size is given up when so many tries went unanswered that, at the loss seen for small HELLOs of the same rounds,
-// chance would do it once in 1e8. Without loss that takes 8 rounds. A size given up by chance costs speed, never a sum.
+// chance would do it once in 1e8. Without loss that takes 9 rounds. A size given up by chance costs speed, never a sum.
 constexpr double kGiveUp = 1e-8;
 
-constexpr Nonce128 kNoNonce{};
+// A sealed packet with a full payload, which is what is probed.
+constexpr uint32_t datagram_of(uint32_t payload) { return payload + wire::kHeaderBytes + wire::kTagBytes; }
 
 template <typename T>
 std::span<const std::byte> as_bytes_of(const T& value) {
@@ -63,12 +66,13 @@ Join::Join(JoinSettings settings) : settings_(std::move(settings)) {
   ready_.resize(nodes);
 
   for (const uint16_t datagram : settings_.ladder) {
-    SLUICE_ASSERT(datagram >= kHelloBytes);
+    SLUICE_ASSERT(datagram >= kSmallestDatagram);
     rungs_.push_back(static_cast<uint16_t>(wire::payload_for_datagram(datagram)));
   }
   std::sort(rungs_.begin(), rungs_.end(), std::greater<>());
   rungs_.erase(std::unique(rungs_.begin(), rungs_.end()), rungs_.end());
-  payload_ = static_cast<uint16_t>(std::min<uint32_t>(wire::payload_for_datagram(settings_.largest_datagram), UINT16_MAX));
+  payload_ = static_cast<uint16_t>(
+      std::min<uint32_t>(wire::payload_for_datagram(settings_.largest_datagram), UINT16_MAX));
   buffer_.resize(payload_ + wire::kHeaderBytes + wire::kTagBytes + kHelloBytes);
 
   // Jitter is seen from outside, so it must not be taken from the secret itself.
@@ -77,7 +81,7 @@ Join::Join(JoinSettings settings) : settings_(std::move(settings)) {
   std::memcpy(&random_, seed.data(), sizeof(random_));
 
   if (payload_ < rungs_.back()) {
-    fail({JoinFault::Kind::kPayload, settings_.self, settings_.largest_datagram, rungs_.back()});
+    fail({JoinFault::Kind::kPayload, settings_.self, datagram_of(rungs_.back()), settings_.largest_datagram});
   } else {
     advance(0);
   }
@@ -137,22 +141,29 @@ Drop Join::on_packet(uint32_t from, std::span<const std::byte> datagram, Micros 
   if (!answer) queue_ack(from, header, hello, datagram.size());
   if (!fresh(from, hello)) return answer ? Drop::kReplay : Drop::kNone;
 
+  const bool new_challenge = !equal(peer.challenge, hello.own_challenge);
+  peer.challenge = nonce_at(hello.own_challenge);
+  newest_generation_ = std::max(newest_generation_, hello.generation);
   if (state_ == State::kFinished) {
-    if (nonce_at(hello.join_nonce) != peer.nonce) peer.restarted = true;
+    if (!equal(peer.nonce, hello.join_nonce)) peer.restarted = true;
     return Drop::kNone;
   }
-  if (state_ == State::kFailed) return Drop::kNone;
-  if (const auto fault = check(from, header, hello)) {
-    fail(*fault);
+  if (state_ == State::kJoining) {
+    if (const auto fault = check(from, header, hello)) fail(*fault);
+  }
+  if (state_ == State::kFailed) {
+    // Once more to each peer, to answer its challenge: it may have finished, and shall learn of us as we did of it.
+    if (new_challenge) {
+      peer.send_hello = true;
+      enqueue(from);
+    }
     return Drop::kMismatch;
   }
   if (hello.generation < settings_.generation) {
     peer.behind = true;  // it will read the newer view and come back
     return Drop::kNone;
   }
-  if (!peer.known || nonce_at(hello.join_nonce) != peer.nonce || hello.generation == settings_.generation) {
-    take(from, hello, datagram.size(), now);
-  }
+  take(from, hello, datagram.size(), now);
   if (answer) take_answer(from, header.stamp, now);
   advance(now);
   return Drop::kNone;
@@ -164,13 +175,16 @@ Drop Join::on_packet(uint32_t from, std::span<const std::byte> datagram, Micros 
 bool Join::fresh(uint32_t node, const Hello& hello) const {
   const Peer& peer = peers_[node];
   const bool same = peer.known && equal(peer.nonce, hello.join_nonce);
-  if ((same || !peer.known) && equal(challenge_for(node, peer.incarnation), hello.echoed_challenge)) return true;
+  if ((same || !peer.known) && equal(challenge_for(node, peer.incarnation), hello.echoed_challenge))
+    return true;
   return peer.known && equal(challenge_for(node, peer.incarnation + 1), hello.echoed_challenge);
 }
 
 std::optional<JoinFault> Join::check(uint32_t node, const Header& header, const Hello& hello) const {
   using Kind = JoinFault::Kind;
-  const auto fault = [node](Kind kind, uint64_t ours, uint64_t theirs) { return JoinFault{kind, node, ours, theirs}; };
+  const auto fault = [node](Kind kind, uint64_t ours, uint64_t theirs) {
+    return JoinFault{kind, node, ours, theirs};
+  };
   if (header.version != wire::kVersion) return fault(Kind::kVersion, wire::kVersion, header.version);
   if (hello.generation > settings_.generation) {
     return fault(Kind::kGeneration, settings_.generation, hello.generation);
@@ -190,7 +204,9 @@ std::optional<JoinFault> Join::check(uint32_t node, const Header& header, const 
   if (hello.lanes == 0 || (expected && hello.lanes != settings_.lanes)) {
     return fault(Kind::kLanes, settings_.lanes, hello.lanes);
   }
-  if (hello.payload < rungs_.back()) return fault(Kind::kPayload, rungs_.back(), hello.payload);
+  if (hello.payload < rungs_.back()) {
+    return fault(Kind::kPayload, datagram_of(rungs_.back()), datagram_of(hello.payload));
+  }
   return std::nullopt;
 }
 
@@ -213,7 +229,6 @@ void Join::take(uint32_t node, const Hello& hello, size_t bytes, Micros now) {
     peer.due = now;
     view_changed_ = true;
   }
-  peer.challenge = nonce_at(hello.own_challenge);
   if (peer.lanes != hello.lanes) view_changed_ = true;
   peer.lanes = hello.lanes;
   peer.heard = std::max(peer.heard, static_cast<uint16_t>(bytes));
@@ -253,7 +268,7 @@ void Join::queue_ack(uint32_t node, const Header& header, const Hello& hello, si
   peer.ack_stamp = header.stamp;
   peer.ack_incarnation = peer.incarnation + (peer.known && !same ? 1 : 0);
   peer.ack_probe = got;
-  peer.ack_flags = state_ == State::kFinished && !same ? wire::kHelloUnknownStart : 0;
+  peer.ack_flags = state_ == State::kFinished && !same ? wire::kHelloUnknownStart : uint8_t{0};
   peer.send_ack = true;
   enqueue(node);
 }
@@ -297,7 +312,8 @@ void Join::advance(Micros now) {
       if (!own) lanes_ = std::min<uint32_t>(lanes_, peers_[node].lanes);
     }
     const uint32_t before = std::exchange(
-        view_, wire::epoch_of(wire::view_hash(settings_.job, settings_.generation, members_, {}, lanes_, payload_)));
+        view_,
+        wire::epoch_of(wire::view_hash(settings_.job, settings_.generation, members_, {}, lanes_, payload_)));
     if (phase_ != 2 || view_ != before) {
       phase_ = 2;
       tell_all(now);
@@ -324,8 +340,7 @@ void Join::tell_all(Micros now) {
     if (node == settings_.self || !peer.known) continue;
     peer.tell = true;
     peer.interval = base_interval();
-    const double spread = static_cast<double>(kSpreadPerNode) * static_cast<double>(peers_.size());
-    peer.due = std::min(peer.due, now + static_cast<Micros>(spread * uniform()));
+    peer.due = soon(now);
   }
 }
 
@@ -335,14 +350,19 @@ Micros Join::base_interval() const {
   return std::max(kFirstInterval, kFirstPerNode * static_cast<Micros>(peers_.size()));
 }
 
+// At a time of its own, so that n nodes do not send to one port at once.
+Micros Join::soon(Micros now) {
+  const double spread = static_cast<double>(kSpreadPerNode) * static_cast<double>(peers_.size());
+  return now + 1 + static_cast<Micros>(spread * uniform());
+}
+
 void Join::tick(Micros now) {
   for (uint32_t node = 0; node < peers_.size() && state_ != State::kFailed; ++node) {
     Peer& peer = peers_[node];
     if (node == settings_.self) continue;
     if (peer.due == kNever && !peer.known) {  // the first call
       peer.interval = base_interval() / 2;    // round() doubles it
-      const double spread = static_cast<double>(kSpreadPerNode) * static_cast<double>(peers_.size());
-      peer.due = now + static_cast<Micros>(spread * uniform());
+      peer.due = soon(now);
     }
     const bool wanted = state_ == State::kJoining ? needs(peer) : peer.tell;
     if (wanted && peer.due <= now) round(node, now);
@@ -363,8 +383,7 @@ Micros Join::next_timer() const {
 
 void Join::round(uint32_t node, Micros now) {
   Peer& peer = peers_[node];
-  const Micros longest =
-      std::max(kLongestInterval, kLongestPerNode * static_cast<Micros>(peers_.size()));
+  const Micros longest = std::max(kLongestInterval, kLongestPerNode * static_cast<Micros>(peers_.size()));
   peer.tell = false;
   peer.stamp = static_cast<uint32_t>(now);
   peer.send_hello = true;
@@ -373,7 +392,8 @@ void Join::round(uint32_t node, Micros now) {
   if (state_ == State::kFailed) return;
   if (peer.send_probes != 0 && peer.silent < 4) {
     // While answers come, sizes are tried as fast as answers can tell.
-    const auto answer_time = static_cast<Micros>(kRttFactor * static_cast<double>(std::max<Micros>(peer.rtt, 0)));
+    const auto answer_time =
+        static_cast<Micros>(kRttFactor * static_cast<double>(std::max<Micros>(peer.rtt, 0)));
     peer.interval = std::max(base_interval(), answer_time);
   } else {
     peer.interval = std::min(peer.interval * 2, longest);
@@ -398,10 +418,7 @@ void Join::probe(uint32_t node, Micros now) {
     const double loss = (peer.rounds - peer.answered + 1.0) / (peer.rounds + 2.0);
     if (std::pow(loss, hoped->tries) > kGiveUp) break;
     const uint16_t next = rung_below(payload_);
-    if (next == 0) {
-      const uint64_t smallest = rungs_.back() + wire::kHeaderBytes + wire::kTagBytes;
-      return fail({JoinFault::Kind::kPayload, node, smallest, 0});
-    }
+    if (next == 0) return fail({JoinFault::Kind::kPayload, node, datagram_of(rungs_.back()), 0});
     lower(next, now);
     peer.tell = false;  // this is the round
   }
@@ -449,7 +466,7 @@ bool Join::poll_send(Micros /*now*/, Outgoing* out) {
     } else if (peer.send_probes != 0) {
       const int which = std::countr_zero(peer.send_probes);
       peer.send_probes &= static_cast<uint8_t>(peer.send_probes - 1);
-      out->bytes = build(node, false, peer.probes[which].payload + wire::kHeaderBytes + wire::kTagBytes);
+      out->bytes = build(node, false, datagram_of(peer.probes[which].payload));
     } else {
       continue;
     }
@@ -472,7 +489,7 @@ std::span<const std::byte> Join::build(uint32_t node, bool ack, size_t bytes) {
   Hello hello;
   copy(*settings_.join_nonces[settings_.self], hello.join_nonce);
   copy(challenge_for(node, ack ? peer.ack_incarnation : peer.incarnation), hello.own_challenge);
-  copy(ack ? peer.ack_echo : (peer.known ? peer.challenge : kNoNonce), hello.echoed_challenge);
+  copy(ack ? peer.ack_echo : peer.challenge, hello.echoed_challenge);
   hello.config_digest = settings_.config_digest;
   hello.generation = settings_.generation;
   hello.payload = payload_;

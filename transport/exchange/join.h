@@ -31,6 +31,7 @@ namespace sluice::exchange {
 // and IPv6, 4 KiB pages, Ethernet with IPv4 and IPv6, tunnels (WireGuard, VXLAN), the IPv6 minimum of 1280, the IPv4
 // minimum of 576.
 inline constexpr uint16_t kDatagramLadder[] = {8972, 8952, 4096, 1472, 1452, 1392, 1232, 548};
+inline constexpr uint16_t kSmallestDatagram = 256;  // below it a block would hold next to nothing
 // HELLO without padding, and every HELLO_ACK.
 inline constexpr size_t kHelloBytes = wire::kHeaderBytes + sizeof(wire::Hello) + wire::kTagBytes;
 
@@ -44,8 +45,9 @@ struct JoinSettings {
   uint64_t generation = 0;     // of the view
   uint64_t config_digest = 0;  // over the settings that all nodes must share
   wire::Sealing sealing = wire::Sealing::kAuth;
-  uint32_t lanes = 1;              // of the view; with `peers:` how many this node has, and the minimum is agreed on
-  uint32_t largest_datagram = 0;   // that this node can send in one piece, at least 548
+  uint32_t lanes = 1;  // of the view; with `peers:` how many this node has, and the minimum is agreed on
+  uint32_t largest_datagram = 0;  // that this node can send in one piece
+  // The same on all nodes; the smallest entry, at least kSmallestDatagram, is what every path must carry.
   std::vector<uint16_t> ladder{std::begin(kDatagramLadder), std::end(kDatagramLadder)};
   std::array<uint8_t, 32> random{};  // fresh and secret: challenges and jitter come from it
 };
@@ -53,14 +55,15 @@ struct JoinSettings {
 // Why the nodes cannot work together. `ours` and `theirs` are the two values that differ.
 struct JoinFault {
   enum class Kind : uint8_t {
-    kVersion,       // of the protocol
-    kSealing,       // wire::Sealing
-    kConfig,        // config digest
-    kLanes,         // of the same view
-    kGeneration,    // the peer has a newer view: read it again
-    kNonce,         // the peer has been started again since the view was written: a new view is needed
+    kVersion,     // of the protocol
+    kSealing,     // wire::Sealing
+    kConfig,      // config digest
+    kLanes,       // of the same view
+    kGeneration,  // the peer has a newer view: read it again
+    kNonce,       // the peer has been started again since the view was written: a new view is needed
     kUnknownStart,  // the peer has finished with an earlier start of this node: the job must be joined anew by all
-    kPayload,       // not even the smallest datagram of the ladder reaches the peer (`ours`, bytes), or it wants less
+    kPayload,  // the smallest datagram of the ladder (`ours`, bytes) is too large: for the path (`theirs` is 0),
+               // or for what that node can send (`theirs`); `node` may be the own one
   };
   Kind kind = Kind::kVersion;
   uint32_t node = 0;
@@ -73,13 +76,13 @@ struct JoinFault {
 // What is known of one peer, for messages while joining takes long.
 struct JoinPeer {
   enum class State : uint8_t {
-    kSilent,    // nothing with the right tag has come
-    kStrange,   // datagrams came, but none with the right tag: another job key?
+    kSilent,   // nothing with the right tag has come
+    kStrange,  // datagrams came, but none with the right tag: another job key?
     kUnproven,  // tagged HELLOs came, but it has not answered a challenge of this join: one-way path, or old packets
-    kBehind,    // alive, with an older view
-    kProbing,   // alive; the payload size is being found
-    kWaiting,   // alive; waits for others, or differs in the view so far
-    kReady,     // reports the same view
+    kBehind,   // alive, with an older view
+    kProbing,  // alive; the payload size is being found
+    kWaiting,  // alive; waits for others, or differs in the view so far
+    kReady,    // reports the same view
   };
   uint32_t node = 0;
   State state = State::kSilent;
@@ -120,13 +123,18 @@ class Join {
   uint32_t lanes() const;
   std::vector<wire::ViewMember> members() const;
 
+  // The newest generation that a live peer has named: when it is newer than the own one, read the view again. A join
+  // that was still going on has failed by it; one that had finished has not.
+  uint64_t newest_generation() const { return newest_generation_; }
+
   // All peers, in view order.
   std::vector<JoinPeer> peers() const;
   // Who is missing, by node index, in one line; for the error when the caller's deadline ends.
   std::string text() const;
 
  private:
-  static constexpr size_t kProbes = 4;  // sizes that are probed side by side: the hoped-for one and three below
+  static constexpr size_t kProbes =
+      4;  // sizes that are probed side by side: the hoped-for one and three below
 
   struct Probe {
     uint16_t payload = 0;  // 0: free
@@ -134,10 +142,10 @@ class Join {
   };
   struct Peer {
     // --- who it is ---
-    bool known = false;  // has answered a challenge; the fields below up to `view` hold what it said
+    wire::Nonce128 challenge{};  // its challenge, from the last packet that was fresh; zeros before
+    bool known = false;          // has answered a challenge; the fields below up to `view` hold what it said
     wire::Nonce128 nonce{};
     uint32_t incarnation = 0;  // how many starts of it have been known before this one
-    wire::Nonce128 challenge{};  // its challenge, from the last packet that was fresh
     bool behind = false;
     bool restarted = false;
     uint8_t lanes = 0, phase = 0;
@@ -168,7 +176,8 @@ class Join {
   };
 
   // What came.
-  wire::Drop parse(uint32_t from, std::span<const std::byte> datagram, wire::Header* header, wire::Hello* hello);
+  wire::Drop parse(uint32_t from, std::span<const std::byte> datagram, wire::Header* header,
+                   wire::Hello* hello);
   bool fresh(uint32_t node, const wire::Hello& hello) const;
   std::optional<JoinFault> check(uint32_t node, const wire::Header& header, const wire::Hello& hello) const;
   void take(uint32_t node, const wire::Hello& hello, size_t bytes, Micros now);
@@ -189,6 +198,7 @@ class Join {
   wire::Nonce128 challenge_for(uint32_t node, uint32_t incarnation) const;
   uint16_t rung_below(uint32_t payload) const;  // 0: none
   Micros base_interval() const;
+  Micros soon(Micros now);
   double uniform();  // [0, 1)
 
   JoinSettings settings_;
@@ -202,6 +212,7 @@ class Join {
   uint32_t lanes_ = 0;
   uint32_t view_ = 0;         // in phase 2
   bool view_changed_ = true;  // something that view_ is made of
+  uint64_t newest_generation_ = 0;
   uint64_t random_ = 0;
   std::vector<Peer> peers_;  // one per node; the own one is not used
   std::vector<wire::ViewMember> members_;

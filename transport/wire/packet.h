@@ -95,19 +95,24 @@ struct Abort {  // then `count` x uint16_t: missing senders
   uint64_t elements = 0;
   uint64_t tag = 0;
 };
+inline constexpr uint8_t kHelloUnknownStart = 1;  // flag of HELLO: the receiver is in the view with another join nonce
 struct Hello {  // HELLO and HELLO_ACK; padded with zeros to the size that is probed
   uint8_t join_nonce[16] = {};
   uint8_t own_challenge[16] = {};
   uint8_t echoed_challenge[16] = {};
   uint64_t config_digest = 0;
   uint64_t generation = 0;
-  uint16_t payload = 0;
+  uint16_t payload = 0;  // the largest that is still possible, as the sender knows it
   uint8_t lanes = 0;
   uint8_t sealing = 0;
+  uint8_t phase = 0;   // 1: looking for the payload size; 2: `payload` reaches every node from here
+  uint8_t flags = 0;
+  uint16_t probe = 0;  // largest datagram that came from the receiver, bytes
+  uint32_t view = 0;   // phase 2: epoch of the nodes, lanes and payload as the sender knows them
   uint32_t zero = 0;
 };
 static_assert(sizeof(Announce) == 16 && sizeof(Request) == 8 && sizeof(Feedback) == 16 && sizeof(Ping) == 32 &&
-              sizeof(Abort) == 24 && sizeof(Hello) == 72);
+              sizeof(Abort) == 24 && sizeof(Hello) == 80);
 
 // Why a packet was dropped. Each has a counter (sluice_packets_dropped_total{reason=...}).
 enum class Drop : uint8_t {

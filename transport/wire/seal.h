@@ -4,7 +4,7 @@
 // and any member can forge another member (the threat model says so). The nonce is (lane, counter); a counter is used
 // once per sender and lane and is never reset within a view. After construction nothing is allocated per packet (a new
 // phase, once in 2^32 packets or 24 h, derives a key, for which OpenSSL allocates a little). One Sealer and one Opener
-// belong to one lane. An Opener takes 3 KB per node.
+// belong to one lane. An Opener takes 2.5 KB per node.
 #pragma once
 
 #include <array>
