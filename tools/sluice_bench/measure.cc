@@ -71,6 +71,8 @@ uint64_t parse_size(const std::string& text) {
 std::vector<uint64_t> sizes(const Sweep& sweep) {
   std::vector<uint64_t> found;
   const uint64_t element = element_size(sweep.type);
+  for (const uint64_t bytes : sweep.list) found.push_back(bytes / element * element);
+  if (!found.empty()) return found;
   for (uint64_t bytes = sweep.begin; bytes <= sweep.end; bytes *= sweep.factor) {
     found.push_back(bytes / element * element);
     if (sweep.factor < 2 || bytes == 0) break;

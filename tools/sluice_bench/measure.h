@@ -24,6 +24,8 @@ namespace sluice::bench {
 struct Sweep {
   uint64_t begin = 1 << 10, end = 64 << 20;  // bytes
   uint32_t factor = 2;
+  std::vector<uint64_t>
+      list;  // when not empty, these sizes instead; begin and end are its smallest and largest
   uint32_t iterations = 20, warmup = 5;
   uint32_t inflight = 1;  // calls that are open at once
   bool check = false;

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "tools/sluice_bench/measure.h"
 #include "tools/sluice_bench/oracle.h"
@@ -14,6 +16,7 @@ namespace sluice::bench {
 struct SweepOptions {
   Sweep sweep;
   std::string begin = "1K", end = "64M", type = "f32", json;
+  std::vector<std::string> list;
 
   void add_to(CLI::App* app) {
     app->add_option("-b,--begin", begin, "smallest size in bytes; K, M, G are powers of 1024")
@@ -22,6 +25,7 @@ struct SweepOptions {
     app->add_option("-f,--factor", sweep.factor, "factor from size to size")
         ->check(CLI::Range(1U, 1024U))
         ->capture_default_str();
+    app->add_option("--sizes", list, "these sizes instead, separated by commas")->delimiter(',');
     app->add_option("-n,--iters", sweep.iterations, "timed calls per size")
         ->check(CLI::Range(1U, 1'000'000U))
         ->capture_default_str();
@@ -38,6 +42,11 @@ struct SweepOptions {
     sweep.end = size_of("-e", end);
     if (!parse_type(type, &sweep.type)) {
       throw CLI::ValidationError("--type", type + ": known are f32, f16, bf16, f64, i32, i64, u8");
+    }
+    for (const std::string& text : list) sweep.list.push_back(size_of("--sizes", text));
+    if (!list.empty()) {
+      sweep.begin = *std::min_element(sweep.list.begin(), sweep.list.end());
+      sweep.end = *std::max_element(sweep.list.begin(), sweep.list.end());
     }
     if (sweep.begin > sweep.end) throw CLI::ValidationError("-b", begin + " is larger than -e " + end);
   }

@@ -1,0 +1,210 @@
+"""Clients and daemons die; the others learn who it was, soon, and lose nothing."""
+import os
+import time
+
+import pytest
+
+from cluster import Cluster
+from ranks import Background, Job
+
+SOON_S = 15.0  # peer_timeout is 2 s; the rest is for a machine that is busy with other things
+KILLS = int(os.environ.get("SLUICE_KILLS", "20"))
+LOST = {"PEER_LOST", "ABORTED"}
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    # Jobs that ended go away quickly, so that what stays behind is a leak.
+    with Cluster(2, settings={"exchange": {"linger": "100ms"}}) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def census(cluster):
+    return [(daemon.fds(), daemon.memfds()) for daemon in cluster.daemons]
+
+
+def wait_for_census(cluster, before, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        now = census(cluster)
+        if all(fds <= fds0 and memfds <= memfds0 for (fds, memfds), (fds0, memfds0) in zip(now, before)):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"fds and memfds of the daemons grew from {before} to {census(cluster)}")
+
+
+def assert_told(answer, who):
+    """An op ended because of `who` ("rank 1", "node n1"), and the words say so."""
+    assert not answer["ok"], answer
+    assert answer.get("status") in LOST, answer
+    assert who in answer["text"], f"the text does not name {who}: {answer}"
+
+
+def test_clients_killed_at_random_points(nodes, seeded):
+    with Job(nodes, [0, 1], "beside") as beside:
+        beside.join()
+        beside.all("allreduce count=1000")
+        before = census(nodes)
+        with Background(beside):
+            for turn in range(KILLS):
+                with Job(nodes, [0, 0, 1] if turn % 3 == 0 else [0, 1], f"victim{turn}") as job:
+                    job.join()
+                    count = seeded.choice([100, 30_000, 400_000])
+                    for rank in job.ranks:
+                        rank.send(f"allreduce count={count} repeat=100000 inflight={seeded.choice([1, 4])}")
+                    time.sleep(seeded.uniform(0, 0.12))
+                    victim = seeded.randrange(len(job.ranks))
+                    killed = time.monotonic()
+                    job.ranks[victim].kill()
+                    for number, rank in enumerate(job.ranks):
+                        if number != victim:
+                            assert_told(rank.reply(SOON_S), f"rank {victim}")
+                            assert time.monotonic() - killed < SOON_S
+        wait_for_census(nodes, before)
+        assert all(daemon.alive() for daemon in nodes.daemons)
+
+
+def test_a_client_killed_while_joining(nodes, seeded):
+    with Job(nodes, [0, 1], "beside2") as beside:
+        beside.join()
+        before = census(nodes)
+        with Background(beside):
+            for turn in range(4):
+                with Job(nodes, [0, 1], f"joining{turn}") as job:
+                    job.ranks[0].send(job.join_command(0, "timeout_ms=3000"))
+                    job.ranks[1].send(job.join_command(1, "timeout_ms=3000"))
+                    time.sleep(seeded.uniform(0, 0.05))
+                    job.ranks[1].kill()
+                    answer = job.ranks[0].reply(SOON_S)
+                    if answer["ok"]:  # the kill came late: the first op tells
+                        job.ranks[0].send("allreduce count=1000 timeout_ms=20000")
+                        answer = job.ranks[0].reply(SOON_S)
+                    assert not answer["ok"]
+                    assert "1" in answer["text"], f"nobody is named: {answer}"
+        wait_for_census(nodes, before)
+
+
+def test_a_client_that_leaves_without_a_word(nodes):
+    """Closing the connection is as good as dying for those who wait."""
+    with Job(nodes, [0, 1]) as job:
+        job.join()
+        job.ranks[0].send("allreduce count=1000 timeout_ms=20000")
+        time.sleep(0.2)
+        job.ranks[1].quit()
+        answer = job.ranks[0].reply(SOON_S)
+        assert_told(answer, "rank 1")
+
+
+def test_a_stopped_client_delays_and_does_not_kill(nodes):
+    with Job(nodes, [0, 1]) as job:
+        job.join()
+        job.all("allreduce count=1000")
+        job.ranks[1].stop_signal()
+        try:
+            job.ranks[0].send("allreduce count=50000")
+            job.ranks[1].send("allreduce count=50000")
+            with pytest.raises(AssertionError):
+                job.ranks[0].reply(timeout_s=3.0)  # longer than peer_timeout: the daemon lives, so nobody is lost
+        finally:
+            job.ranks[1].continue_signal()
+        for answer in job.replies():
+            assert answer["ok"] and answer["wrong"] == 0, answer
+        job.all("leave")
+
+
+def test_abort_ends_the_ops_of_all_ranks(nodes):
+    with Job(nodes, [0, 1]) as job:
+        job.join()
+        job.ranks[0].send("allreduce count=1000 timeout_ms=20000")
+        time.sleep(0.2)
+        assert job.ranks[1].do("abort")["ok"]
+        answer = job.ranks[0].reply(SOON_S)
+        assert answer.get("status") == "ABORTED", answer
+        job.ranks[1].send("allreduce count=1000 timeout_ms=20000")
+        assert not job.ranks[1].reply(SOON_S)["ok"]
+
+
+def test_a_daemon_killed_and_started_again():
+    with Cluster(3, settings={"exchange": {"linger": "100ms"}}) as cluster:
+        cluster.start()
+        with Job(cluster, [0, 2], "beside") as beside:
+            beside.join()
+            with Background(beside):
+                for turn in range(2):
+                    with Job(cluster, [0, 1, 2]) as job:
+                        job.join()
+                        for rank in job.ranks:
+                            rank.send("allreduce count=200000 repeat=100000 inflight=2")
+                        time.sleep(0.3)
+                        cluster.daemons[1].kill()
+                        answers = job.replies(SOON_S)
+                        assert not any(answer["ok"] for answer in answers)
+                        lost = answers[1]
+                        assert lost.get("status") == "DAEMON_LOST" or lost.get("error") == "DAEMON_LOST", lost
+                        for answer in (answers[0], answers[2]):
+                            assert_told(answer, cluster.address(1))
+                            assert "rank 1" in answer["text"], answer
+                    cluster.daemons[1].start()  # the same socket, which is stale
+                    with Job(cluster, [0, 1, 2]) as job:
+                        job.join()
+                        for answer in job.all("allreduce count=100003 repeat=3"):
+                            assert answer["wrong"] == 0, answer
+                        job.all("leave")
+
+
+def test_a_client_joins_again_after_its_daemon_was_restarted():
+    with Cluster(2, settings={"exchange": {"linger": "100ms"}}) as cluster:
+        cluster.start()
+        with Job(cluster, [0, 1]) as job:
+            job.join()
+            job.all("allreduce count=1000")
+            for daemon in cluster.daemons:
+                daemon.kill()
+            for rank in job.ranks:
+                rank.send("allreduce count=1000 timeout_ms=20000")
+            for answer in job.replies(SOON_S):
+                assert not answer["ok"]
+            for daemon in cluster.daemons:
+                daemon.start()
+            job.rendezvous = cluster.new_folder("again")
+            job.join()
+            for answer in job.all("allreduce count=5000"):
+                assert answer["wrong"] == 0, answer
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_sigterm_stops_in_time_and_tells_the_clients(busy):
+    with Cluster(2) as cluster:
+        cluster.start()
+        with Job(cluster, [0, 1]) as job:
+            job.join()
+            job.all("allreduce count=1000")
+            if busy:
+                for rank in job.ranks:
+                    rank.send("allreduce count=100000 repeat=100000 inflight=2")
+                time.sleep(0.2)
+            started = time.monotonic()
+            status = cluster.daemons[0].stop(grace_s=5.0)
+            assert status == 0, f"sluiced ended with {status} after {time.monotonic() - started:.1f} s"
+            assert not os.path.exists(cluster.daemons[0].socket_path), "the socket stayed behind"
+            if not busy:
+                for rank in job.ranks:
+                    rank.send("allreduce count=1000 timeout_ms=20000")
+            own, peer = job.replies(SOON_S)
+            assert not own["ok"] and "DAEMON_LOST" in (own.get("status"), own.get("error")), own
+            assert_told(peer, cluster.address(0))
+
+
+def test_one_rank_is_late_and_named():
+    """Complaint number one of the field: which rank?"""
+    with Cluster(2, settings={"exchange": {"rank_timeout": "1500ms", "op_timeout": "1500ms"}}) as cluster:
+        cluster.start()
+        with Job(cluster, [0, 1]) as job:
+            job.join()
+            job.all("allreduce count=1000")
+            job.ranks[0].send("allreduce count=1000 timeout_ms=20000")
+            answer = job.ranks[0].reply(SOON_S)
+            assert not answer["ok"]
+            assert answer.get("status") in {"OP_TIMEOUT", "RANK_TIMEOUT", "ABORTED"}, answer
+            assert "rank 1" in answer["text"] or cluster.address(1) in answer["text"], answer
