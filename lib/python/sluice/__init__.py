@@ -16,12 +16,11 @@ from ._core import Buffer, Connection, Job, Report, generate_key
 from ._errors import (AbiMismatch, Aborted, ArenaFull, DaemonLost, Error, Failed, Forked, InvalidArgument, Mismatch, NotSupported,
                       OpError, OpTimeout, PeerLost, RankTimeout, Refused, SystemFailure, Timeout, TooManyOps, Unreachable,
                       ViewChanged)
-
-__version__ = "0.1.0"
+from ._version import __version__
 
 __all__ = ["AbiMismatch", "Aborted", "ArenaFull", "Buffer", "Connection", "DaemonLost", "Error", "Failed", "Forked",
            "InvalidArgument", "Job", "Mismatch", "NotSupported", "OpError", "OpTimeout", "PeerLost", "RankTimeout", "Refused",
-           "Report", "SystemFailure", "Timeout", "TooManyOps", "Unreachable", "ViewChanged", "generate_key", "join",
+           "Report", "SystemFailure", "Timeout", "TooManyOps", "Unreachable", "ViewChanged", "__version__", "generate_key", "join",
            "library_version", "open"]
 
 
