@@ -337,6 +337,28 @@ bool all_finite(ElementType type, const std::byte* wire, size_t count) {
   return HWY_DYNAMIC_DISPATCH(all_finite_target)(type, wire, count);
 }
 
+namespace {
+template <typename T>
+void scale_as(std::byte* data, size_t count, double factor) {
+  for (size_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, data + i * sizeof value, sizeof value);
+    value = static_cast<T>(value * static_cast<T>(factor));
+    std::memcpy(data + i * sizeof value, &value, sizeof value);
+  }
+}
+}  // namespace
+
+void scale(ElementType type, std::byte* accumulator, size_t count, double factor) {
+  switch (type) {
+    case ElementType::kF64: return scale_as<double>(accumulator, count, factor);
+    case ElementType::kI32: return scale_as<uint32_t>(accumulator, count, factor);
+    case ElementType::kI64: return scale_as<uint64_t>(accumulator, count, factor);
+    case ElementType::kU8: return scale_as<uint8_t>(accumulator, count, factor);
+    default: return scale_as<float>(accumulator, count, factor);  // f32, and the sums of the 16-bit floats
+  }
+}
+
 const char* target_name() { return HWY_DYNAMIC_DISPATCH(target_name_target)(); }
 
 }  // namespace sluice::numeric

@@ -25,6 +25,10 @@ void add(ElementType type, const std::byte* wire, std::byte* accumulator, size_t
 // CPU. Returns true when every written element is finite (always true for integers).
 bool finish(ElementType type, const std::byte* accumulator, std::byte* wire, size_t count, double divisor);
 
+// accumulator[i] *= factor, for accumulators of this (accumulator) type; integers take whole factors and wrap. Not on
+// the common path: loss scales and filled holes.
+void scale(ElementType type, std::byte* accumulator, size_t count, double factor);
+
 // True when every element is finite (always true for integers).
 bool all_finite(ElementType type, const std::byte* wire, size_t count);
 

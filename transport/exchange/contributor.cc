@@ -13,81 +13,111 @@ using wire::Drop;
 void LaneImpl::first_admission(Op* op, Micros now) {
   // With its own shard closed the contribution comes too late for everybody: results only (section 7).
   op->wholly_late = op->lane_blocks > 0 && op->owner == Op::Owner::kClosed;
-  if (op->wholly_late) ++counters.contributions_late;
-  announced(op, self, !op->wholly_late, true, static_cast<uint16_t>(own_ranks_), now);
-  for (uint32_t node = 0; node < n; ++node) {
-    if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
-  }
+  announced(op, self, !op->wholly_late && !op->frozen, true, static_cast<uint16_t>(own_ranks_), now);
+  announce_all(op);
   op->announce_again = now + kAgain;
   op->wake_at(op->announce_again);
 }
 
+void LaneImpl::announce_all(Op* op) {
+  for (uint32_t node = 0; node < n; ++node) {
+    if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+  }
+}
+
 // H begins at the later of admission and t_q (section 4, Start).
 void LaneImpl::start_clock(Op* op, Micros now) {
-  if (op->op_class != OpClass::kConsistent || op->start != 0 || op->quorum == 0 || !op->local) return;
+  if (op->op_class == OpClass::kExact || op->start != 0 || op->quorum == 0 || !op->local) return;
   op->start = now;
   for (Receiver& receiver : op->receivers) {
     if (receiver.state != Receiver::State::kWait) continue;
-    receiver.bound = now + op->hard * (1 + settings.pull_patience);
+    receiver.bound = now + patience(*op);
     op->wake_at(receiver.bound);
   }
   op->wake_at(now + op->hard / 2);
 }
 
+// From start to RESULT at the latest: H, and what `consistent` waits longer to have no holes (section 6).
+Micros LaneImpl::patience(const Op& op) const {
+  return op.op_class == OpClass::kBestEffort ? op.hard : op.hard * (1 + settings.pull_patience);
+}
+
 void LaneImpl::freeze(Op* op, Micros now) {
-  SLUICE_ASSERT(!op->frozen && op->held > 0);
+  SLUICE_ASSERT(!op->frozen && !op->wholly_late && (op->held > 0 || op->owing));
   op->frozen = true;
-  op->local_wait = kNever;
-  for (Receiver& receiver : op->receivers) {
-    receiver.in_contribution = !op->wholly_late && receiver.state == Receiver::State::kWait;
+  op->local_wait = op->late_wait = kNever;
+  op->fate_bits.assign((op->geometry.stripe_blocks() + 63) / 64, 0);
+  for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+    Receiver& receiver = op->receivers[rank];
+    if (op->carries) take_debts(op, rank);
+    receiver.in_contribution = receiver.state != Receiver::State::kNone && !receiver.queued;
+    receiver.contributes |= receiver.in_contribution;
+    if (receiver.contributes) ++op->frozen_ranks;
   }
-  if (op->wholly_late) return;
-  op->frozen_ranks = op->held;
+  if (op->frozen_ranks == 0) return;  // what was owed has been discarded meanwhile
   for (uint32_t node = 0; node < n; ++node) {
     if (node == self) continue;
     const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(node, op->seq, n));
     NodeOp& x = op->nodes[node];
-    if (x.closed) x.push_sent = blocks;  // uncounted at once
+    if (x.closed) {  // uncounted at once
+      x.push_sent = blocks;
+      const uint32_t shard = Geometry::shard_of(node, op->seq, n);
+      for (uint32_t stripe = 0; stripe < blocks; ++stripe) {
+        set_fate(op, shard, op->geometry.block_of_stripe(stripe), op->geometry.stripe_first(shard) + stripe, false);
+      }
+    }
     if (x.push_sent < blocks) ++op->pushes_open;
   }
-  if (op->lane_blocks > 0) add_own(op, now);
+  if (op->lane_blocks > 0) {
+    if (op->owner == Op::Owner::kOpen) {
+      add_own(op, now);
+    } else {
+      for (uint32_t stripe = 0; stripe < op->lane_blocks; ++stripe) {
+        set_fate(op, op->shard, op->geometry.block_of_stripe(stripe), op->geometry.stripe_first(op->shard) + stripe, false);
+      }
+    }
+  }
+  settle_fates(op, now);
 }
 
-// Bytes of one block of the frozen contribution of this node: the slot itself, or the sum of several local ranks in
-// rank order, made anew each time (slots do not change until RESOLVED, so neither do these bytes).
+// Bytes of one block of the frozen contribution of this node: the slot itself, or the sum of local ranks, queued slots
+// and carry in rank order, made anew each time (none of them changes until the block's fate is known, so neither do
+// these bytes).
 const std::byte* LaneImpl::own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging) {
-  const size_t size = element_size(op.type);
-  const size_t offset = op.geometry.block_first_element(shard, block) * size;
+  const size_t offset = op.geometry.block_first_element(shard, block) * element_size(op.type);
+  const auto bit = static_cast<uint32_t>(op.geometry.stripe_first(shard) + op.geometry.stripe_of_block(block));
   const std::byte* only = nullptr;
-  uint32_t in = 0;
+  size_t parts = 0;
   for (const Receiver& receiver : op.receivers) {
-    if (!receiver.in_contribution) continue;
-    only = receiver.submission.contribution + offset;
-    ++in;
+    if (!receiver.contributes) continue;
+    if (receiver.in_contribution) only = receiver.submission.contribution + offset;
+    parts += (receiver.in_contribution ? 1 : 0) + receiver.taken.size() +
+             (receiver.owed.present != 0 && CarryPages(&pool_, op.unit_blocks, op.stride).find(receiver.owed, bit) != nullptr ? 1 : 0);
   }
-  SLUICE_ASSERT(in > 0);
-  if (in == 1) return only;
+  if (parts == 1 && only != nullptr) return only;
   const uint32_t elements = op.geometry.elements_of(shard, block);
-  std::byte sum[2 * 9216];  // accumulators of one block: at most 2 x the largest payload
-  SLUICE_ASSERT(elements * element_size(accumulator_type(op.type)) <= sizeof sum);
+  const ElementType sums = accumulator_type(op.type);
+  std::byte* total = scratch_.data() + scratch_.size() / 3 * 2;
   bool first = true;
   for (const Receiver& receiver : op.receivers) {
-    if (!receiver.in_contribution) continue;
-    if (first) numeric::load(op.type, receiver.submission.contribution + offset, sum, elements);
-    else numeric::add(op.type, receiver.submission.contribution + offset, sum, elements);
+    if (!receiver.contributes) continue;
+    collect(op, receiver, shard, block, bit, receiver.in_contribution ? receiver.submission.loss_scale : 1.0F,
+            first ? total : scratch_.data());
+    if (!first) numeric::add(sums, scratch_.data(), total, elements);
     first = false;
   }
-  numeric::finish(op.type, sum, staging, elements, 1.0);
+  SLUICE_ASSERT(!first);
+  numeric::finish(op.type, total, staging, elements, 1.0);
   return staging;
 }
 
-// Where sending starts in the stripe of an owner's shard. Without carry-over it is drawn per (op, shard, sender), so
-// that what a deadline cuts off is not the same for all (section 4).
+// Where sending starts in the stripe of an owner's shard (section 4). With carry-over it is drawn per (op, shard), so
+// that ranges complete early; without, per sender, so that what a deadline cuts off is not the same for all.
 uint32_t LaneImpl::push_start(const Op& op, uint32_t owner) const {
   const uint32_t shard = Geometry::shard_of(owner, op.seq, n);
   const uint32_t blocks = owner == self ? op.lane_blocks : op.geometry.lane_blocks(shard);
   if (blocks == 0) return 0;
-  uint64_t x = (static_cast<uint64_t>(epoch) << 32 | op.seq) + 0x9e3779b97f4a7c15ULL * (shard * 1024ULL + self + 1);
+  uint64_t x = (static_cast<uint64_t>(epoch) << 32 | op.seq) + 0x9e3779b97f4a7c15ULL * (shard * 2048ULL + (op.carries ? 0 : self + 1));
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return static_cast<uint32_t>((x ^ (x >> 31)) % blocks);
@@ -103,7 +133,7 @@ void LaneImpl::owner_closed(Op* op, uint32_t node, Micros now) {
     op->trace.quorum = now;
     start_clock(op, now);
   }
-  if (!op->frozen || op->wholly_late) return;
+  if (!op->frozen || op->frozen_ranks == 0) return;
   const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(node, op->seq, n));
   if (x.push_sent < blocks) {
     x.push_sent = blocks;
@@ -138,7 +168,7 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
     blocks = op->lane_blocks;
     start = op->pull_start;
   } else {
-    if (op == nullptr || !op->frozen || op->wholly_late) return Drop::kNone;  // nothing was frozen: not ours to answer
+    if (op == nullptr || !op->frozen || op->frozen_ranks == 0) return Drop::kNone;  // nothing was frozen: not ours to answer
     if (op->nodes[node].closed || op->push_stopped) return Drop::kNone;
     blocks = op->geometry.lane_blocks(header.shard);
     start = push_start(*op, node);
@@ -170,6 +200,26 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
     }
   }
   if (any) peers[node].flow.lost(now);
+  return Drop::kNone;
+}
+
+// REQUEST_ROW: which blocks of the sender did my shard count? For verdicts too long for a PULL (section 5).
+Drop LaneImpl::on_request_row(const wire::PacketView& packet, Micros now) {
+  const wire::Header& header = packet.header;
+  wire::Request body;
+  if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
+  const auto node = static_cast<uint16_t>(header.sender);
+  heard(node, body.done, body.base, now);
+  if (failed) return Drop::kClosed;
+  if (header.op_seq < base_) {
+    queue_control({.type = wire::Type::kGone, .node = node, .op_seq = header.op_seq});
+    return Drop::kNone;
+  }
+  if (header.shard != Geometry::shard_of(self, header.op_seq, n)) return Drop::kNotMine;
+  const Op* op = find(header.op_seq);
+  if (op == nullptr || op->owner != Op::Owner::kClosed) return Drop::kNone;
+  if (header.block % 8 != 0 || header.block >= std::max(1U, op->shard_blocks)) return Drop::kBlock;
+  queue_control({.type = wire::Type::kRow, .node = node, .block = header.block, .op_seq = op->seq});
   return Drop::kNone;
 }
 

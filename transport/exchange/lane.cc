@@ -60,7 +60,8 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
       headers_(kBurst),
       tags_(kBurst * wire::kTagBytes),
       staging_(static_cast<size_t>(kBurst) * given.payload),
-      scratch_(2 * static_cast<size_t>(given.payload)) {
+      scratch_(6 * static_cast<size_t>(given.payload)),
+      own_(given.payload) {
   SLUICE_ASSERT(n >= 1 && n <= wire::kMaxNodes && self < n && local_ranks_ >= 1);
   SLUICE_ASSERT(settings.payload > wire::kVerdictReserve && settings.payload % 64 == 0);
   SLUICE_ASSERT(settings.max_lag >= 1 && settings.max_lag <= kWindow / 2);
@@ -70,7 +71,17 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
     op.nodes.resize(n);
     op.receivers.resize(local_ranks_);
     op.units.reserve(largest_op_units(settings) / n + 2);
-    for (Receiver& receiver : op.receivers) receiver.bits.reserve(stripe / 64 + 1);
+    op.fate_bits.reserve(stripe / 64 + 1);
+    for (Receiver& receiver : op.receivers) {
+      receiver.bits.reserve(stripe / 64 + 1);
+      receiver.owed.units.reserve(stripe / (kUnitBlocks / 2) + 2);
+      receiver.taken.reserve(settings.max_lag);
+    }
+  }
+  tags_seen_.resize(static_cast<size_t>(kTagsPerRank) * local_ranks_);
+  for (TagState& tag : tags_seen_) {
+    tag.carry.units.reserve(stripe / (kUnitBlocks / 2) + 2);
+    tag.queued.reserve(settings.max_lag);
   }
   for (uint32_t node = 0; node < n; ++node) {
     Peer& peer = peers[node];
@@ -101,10 +112,16 @@ Op* LaneImpl::open(uint32_t seq, Micros now) {
   fresh.nodes = std::move(slot.nodes);
   std::fill(fresh.nodes.begin(), fresh.nodes.end(), NodeOp{});
   fresh.receivers = std::move(slot.receivers);
+  fresh.fate_bits = std::move(slot.fate_bits);
+  fresh.fate_bits.clear();
   for (Receiver& receiver : fresh.receivers) {
-    std::vector<uint64_t> bits = std::move(receiver.bits);
-    receiver = Receiver{};
-    receiver.bits = std::move(bits);
+    Receiver clean;
+    clean.bits = std::move(receiver.bits);
+    clean.owed.units = std::move(receiver.owed.units);
+    clean.owed.units.clear();
+    clean.taken = std::move(receiver.taken);
+    clean.taken.clear();
+    receiver = std::move(clean);
   }
   slot = std::move(fresh);
   slot.open = true;
@@ -138,6 +155,7 @@ bool LaneImpl::describe(Op* op, OpClass op_class, ReduceKind kind, ElementType t
   op->block_elements = wire::elements_per_block(settings.payload, type);
   op->unit_blocks = unit_blocks;
   op->stride = wide ? 2 * settings.payload : settings.payload;
+  op->carries = op_class == OpClass::kConsistent && settings.carry_over;
   op->trace.op_class = op_class;
   if (lane_blocks == 0) {  // nothing to sum or serve; the op is here for its quorum only
     op->owner = Op::Owner::kClosed;
@@ -160,6 +178,12 @@ void LaneImpl::release(Op* op) {
     pool_.give(unit);
   }
   op->units.clear();
+  for (Receiver& receiver : op->receivers) {
+    if (receiver.tag == nullptr) continue;
+    pages_of(*op).clear(&receiver.owed);
+    --receiver.tag->travelling;
+    receiver.tag = nullptr;
+  }
   counters.pool_used_bytes = pool_.used_bytes();
   if (op->local) {
     if (traces.full()) traces.pop();
@@ -174,7 +198,7 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
   const auto type = static_cast<ElementType>(header.flags >> 5);
   const auto kind = static_cast<ReduceKind>((header.flags >> 4) & 1);
   const auto op_class = header.op_class();
-  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kConsistent) return wire::Drop::kState;
+  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kBestEffort) return wire::Drop::kState;
   if (static_cast<uint64_t>(header.total) * (settings.payload - wire::kVerdictReserve) >
       settings.max_op_bytes + settings.payload) {
     return wire::Drop::kSize;
@@ -187,6 +211,7 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
       if (fresh) release(op);
       return wire::Drop::kNoMemory;
     }
+    look_for_debts(op, now);
   } else if (op->fingerprint != header.fingerprint || op->op_class != op_class || op->type != type ||
              op->kind != kind || op->shard_blocks != header.total) {
     mismatch(op, header.sender, now);
@@ -200,7 +225,7 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
 
 Status LaneImpl::submit(Micros now, const Submission& submission) {
   if (submission.local_rank >= local_ranks_ || submission.op_seq != next_submit_[submission.local_rank] ||
-      submission.op_seq >= wire::kDaemonOps || submission.op_class > OpClass::kConsistent ||
+      submission.op_seq >= wire::kDaemonOps || submission.op_class > OpClass::kBestEffort ||
       static_cast<uint8_t>(submission.type) >= kElementTypes ||
       (submission.kind == ReduceKind::kMean && !is_float(submission.type))) {
     return Status::kInvalid;
@@ -268,9 +293,9 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   }
   const bool first = !op->local;
   if (first) {
-    op->local = true;
+    op->local = op->shaped = true;
     op->geometry = geometry;
-    if (submission.deadline > 0 && submission.op_class == OpClass::kConsistent) op->hard = submission.deadline;
+    if (submission.deadline > 0 && submission.op_class != OpClass::kExact) op->hard = submission.deadline;
     op->trace.tag = submission.tag;
     op->trace.bytes = submission.count * element_size(submission.type);
     op->trace.submitted = pending.submitted;
@@ -282,6 +307,17 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   receiver.submitted = pending.submitted;
   receiver.admitted = now;
   receiver.bits.assign((geometry.stripe_blocks() + 63) / 64, 0);
+  if (op->carries) {
+    if (receiver.tag == nullptr) {
+      receiver.tag = tag_of(submission, fingerprint);
+      if (receiver.tag != nullptr) ++receiver.tag->travelling;
+    }
+    if (TagState* tag = receiver.tag) {
+      if (++tag->steps > 1) tag->stride = submission.op_seq - tag->last_seq;
+      tag->last_seq = submission.op_seq;
+      tag->loss_scale = submission.loss_scale;
+    }
+  }
   if (op->fingerprint != fingerprint || op->op_class != submission.op_class ||
       op->shard_blocks != shard_blocks || op->geometry.count != submission.count) {
     mismatch(op, op->describer, now);
@@ -294,7 +330,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   if (op->op_class == OpClass::kExact) {
     receiver.bound = now + (submission.deadline > 0 ? submission.deadline : settings.op_timeout);
   } else if (op->start != 0) {
-    receiver.bound = now + op->hard * (1 + settings.pull_patience);
+    receiver.bound = now + patience(*op);
   } else {
     receiver.bound = pending.submitted + settings.rank_timeout;
     start_clock(op, now);
@@ -307,11 +343,12 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
     x.pull_timer = std::min(x.pull_timer, when);
     op->wake_at(x.pull_timer);
   }
-  if (op->frozen) {
-    ++counters.contributions_late;
+  if (op->frozen || op->wholly_late) {
+    queue_slot(op, submission.local_rank);
+    op->frozen = true;
   } else if (op->held == local_ranks_) {
     freeze(op, now);
-  } else if (op->op_class == OpClass::kConsistent && op->local_wait == kNever) {
+  } else if (op->op_class != OpClass::kExact && op->local_wait == kNever) {
     op->local_wait = now + op->hard / 8;  // P/4
     op->wake_at(op->local_wait);
   }
@@ -321,7 +358,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
       deliver_own(op, &receiver, (op->pull_start + i) % op->lane_blocks, now);
     }
   }
-  if (geometry.stripe_blocks() == 0) receiver_complete(op, submission.local_rank, now);
+  conclude(op, submission.local_rank, now);
   return true;
 }
 
@@ -358,6 +395,8 @@ wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) 
       case Type::kRequest: return on_request(packet, now);
       case Type::kPing: return on_ping(packet, now);
       case Type::kPong: return on_pong(packet, now);
+      case Type::kRequestRow: return on_request_row(packet, now);
+      case Type::kRow: return on_row(packet, now);
       case Type::kGone: return on_gone(packet, now);
       case Type::kAbort: return on_abort(packet, now);
       default: return Drop::kType;
@@ -403,7 +442,7 @@ void LaneImpl::settle(Micros now) {
     for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
       for (;;) {
         const Op* op = find(rank_done_[rank]);
-        if (op == nullptr || op->receivers[rank].state != Receiver::State::kDone) break;
+        if (op == nullptr || !ended(*op, op->receivers[rank])) break;
         ++rank_done_[rank];
       }
       own = std::min(own, rank_done_[rank]);
@@ -447,12 +486,10 @@ void LaneImpl::run_timers(Op* op, Micros now) {
   op->timer = kNever;
   if (op->announce_again <= now) {
     op->announce_again = kNever;
-    for (uint32_t node = 0; node < n; ++node) {
-      if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
-    }
+    announce_all(op);
   }
-  if (op->local_wait <= now && !op->frozen) freeze(op, now);
-  if (op->op_class == OpClass::kConsistent && op->described) {
+  if (std::min(op->local_wait, op->late_wait) <= now && !op->frozen) freeze(op, now);
+  if (op->op_class != OpClass::kExact && op->described) {
     if (op->owner == Op::Owner::kOpen && op->quorum != 0) {
       if (now >= op->quorum + op->hard / 2) close(op, now);
       else op->wake_at(op->quorum + op->hard / 2);
@@ -488,12 +525,15 @@ void LaneImpl::run_timers(Op* op, Micros now) {
         }
         queue_request(op, node, false, !x.closed);
         x.pull_timer = now + (x.closed ? backoff(node, &x.pull_backoff) : kRepairCap);
+      } else if (const uint32_t block = x.row_wanted ? open_fate(*op, node) : UINT32_MAX; block != UINT32_MAX) {
+        queue_control({.type = wire::Type::kRequestRow, .node = static_cast<uint16_t>(node), .block = block / 8 * 8, .op_seq = op->seq});
+        x.pull_timer = now + backoff(node, &x.pull_backoff);
       }
     }
     op->wake_at(std::min(x.push_timer, x.pull_timer));
   }
   op->wake_at(op->announce_again);
-  op->wake_at(op->frozen ? kNever : op->local_wait);
+  op->wake_at(op->frozen ? kNever : std::min(op->local_wait, op->late_wait));
 }
 
 void LaneImpl::tick(Micros now) {
@@ -566,9 +606,11 @@ Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Stat
   event.blocks_skipped = receiver.skipped;
   event.blocks_uncounted = receiver.uncounted;
   event.blocks_repaired = op.repaired;
+  event.blocks_filled = receiver.filled;
+  event.blocks_discarded = receiver.discarded;
   event.total = now - receiver.submitted;
   event.lag = receiver.admitted - receiver.submitted;
-  event.quorum = op.op_class == OpClass::kConsistent && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
+  event.quorum = op.op_class != OpClass::kExact && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
   event.push = op.trace.push_sent > receiver.admitted ? op.trace.push_sent - receiver.admitted : 0;
   event.bytes_sent = op.bytes_sent;
   event.late_nodes = op.late_nodes;
@@ -593,6 +635,7 @@ bool LaneImpl::idle() const {
 Lane::Lane(const Settings& settings, Micros now) : impl_(std::make_unique<LaneImpl>(settings, now)) {}
 Lane::~Lane() = default;
 Status Lane::submit(Micros now, const Submission& submission) { return impl_->submit(now, submission); }
+bool Lane::take_carry(Micros now, const Submission& what, std::byte* out) { return impl_->take_carry(now, what, out); }
 wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) { return impl_->on_packet(now, datagram); }
 void Lane::tick(Micros now) { impl_->tick(now); }
 Micros Lane::next_timer() const { return impl_->next_timer(); }

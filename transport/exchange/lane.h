@@ -47,6 +47,9 @@ struct Settings {
   double min_contribution = 0.5;     // of the ranks of the job, per block
   uint32_t max_lag = 32;             // ops that this node may be ahead of the slowest, at most kWindow/2
   uint32_t incast = 2;               // I: owners that are pushed to at a time
+  bool carry_over = true;            // `consistent`: what was not counted joins a later op of the tag (section 7)
+  uint32_t carry_max_ops = 0;        // steps of a tag after which a carried block is dropped; 0: max(8, 2 x max_lag / ops per step)
+  bool fill_own = true;              // `best_effort`: holes take the own contribution; false: zero
 
   // Flow control: bytes on the way to one peer, found by PING and PONG (protocol, section 9).
   uint32_t flow_window = 512 * 1024;  // at most
@@ -70,6 +73,7 @@ struct Submission {
   ElementType type = ElementType::kF32;
   OpClass op_class = OpClass::kExact;
   Micros deadline = 0;  // H or T of this op; 0: from the settings
+  float loss_scale = 1;  // of the contribution, under AMP: carry-over is kept unscaled
   const std::byte* contribution = nullptr;
   std::byte* result = nullptr;
   uint64_t cookie = 0;
@@ -90,6 +94,8 @@ struct Event {
   uint8_t events = 0;  // kEventResult | kEventResolved
   Status status = Status::kOk;
   uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0, blocks_repaired = 0;
+  uint32_t blocks_filled = 0;     // best_effort: holes filled by rule
+  uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory
   Micros total = 0;   // submit to this event
   Micros lag = 0;     // waiting for admission
   Micros quorum = 0;  // waiting for half of the nodes
@@ -139,6 +145,8 @@ struct Counters {
   uint64_t drops[static_cast<size_t>(wire::Drop::kCount)] = {};
   uint64_t packets_sent = 0, bytes_sent = 0, packets_received = 0, bytes_received = 0;
   uint64_t blocks_repaired = 0, blocks_resent = 0, blocks_skipped = 0, blocks_uncounted = 0, nonfinite_blocks = 0;
+  uint64_t blocks_carried = 0, blocks_discarded = 0, slots_queued = 0, blocks_filled = 0;
+  uint64_t carry_blocks = 0;  // owed now
   uint64_t requests_sent = 0, contributions_late = 0;
   uint64_t open_ops = 0, pool_used_bytes = 0, pool_bytes = 0;
 };
@@ -154,6 +162,11 @@ class Lane {
   // gaps. Returns kOk, or why it cannot be taken (kInvalid, kNoMemory: larger than max_op_bytes; none of its events
   // will come). After the job failed, the events come at once with the job's status.
   Status submit(Micros now, const Submission& submission);
+
+  // What a local rank owes under a tag (uncounted blocks and queued slots) goes to `out`: `count` elements in accumulator
+  // type, unscaled, zero where nothing is owed; queued slots are RESOLVED. `what` names local_rank, kind, type, count
+  // and tag. False: fates of the tag are still open, ask again later. Blocks of this lane only.
+  bool take_carry(Micros now, const Submission& what, std::byte* out);
 
   // Takes a datagram whose source is the address of the node that the header names as sender (the caller checked).
   // Returns kNone or why it was dropped. The bytes are not kept.

@@ -2,6 +2,7 @@
 //   lane.cc         construction, submit and admission, packets in, done and base, timers, failure
 //   owner.cc        announcements, summing, closing, finishing blocks
 //   contributor.cc  freezing and pushing, answers to requests for pushes
+//   carry.cc        carry-over, queued slots, fates
 //   receiver.cc     pulls, repair, results
 //   output.cc       poll_send: order of what is sent, headers, sealing
 //   peers.cc        PING, PONG, flow, loss of peers, aborts
@@ -23,6 +24,7 @@ inline constexpr uint32_t kTailBlocks = 3;   // protocol, section 4
 inline constexpr Micros kAgain = 50;         // us after which ANNOUNCE and the last tail go out once more
 inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
 inline constexpr Micros kRepairCap = 50'000;          // longest repair interval
+inline constexpr uint32_t kTagsPerRank = 256;         // tags whose carry-over a rank can have on a lane
 inline constexpr uint32_t kPendingOps = 256;          // submits of one rank that wait for admission
 
 // A fixed ring; full: push says so.
@@ -69,6 +71,7 @@ struct Control {
   uint16_t node = 0;
   bool push = false;      // REQUEST: of push blocks (the shard of `self` as owner), else of pull blocks
   bool everything = false;  // REQUEST: empty bitmap
+  uint32_t block = 0;       // REQUEST_ROW, ROW: the first block
   uint32_t op_seq = 0;
   uint32_t echo = 0;      // PONG
   Micros when = 0;        // PONG: arrival of the PING
@@ -160,21 +163,46 @@ class LaneImpl {
 
   // --- contributor.cc ---
   void first_admission(Op* op, Micros now);
+  void announce_all(Op* op);
+  Micros patience(const Op& op) const;
   void freeze(Op* op, Micros now);
   const std::byte* own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging);
   void owner_closed(Op* op, uint32_t node, Micros now);
   void start_clock(Op* op, Micros now);
   uint32_t push_start(const Op& op, uint32_t owner) const;
   wire::Drop on_request(const wire::PacketView& packet, Micros now);
+  wire::Drop on_request_row(const wire::PacketView& packet, Micros now);
+
+  // --- carry.cc ---
+  TagState* find_tag(uint32_t local_rank, uint32_t fingerprint);
+  TagState* tag_of(const Submission& submission, uint32_t fingerprint);
+  CarryPages pages_of(const Op& op);
+  uint32_t carry_limit(const TagState& tag) const;
+  void look_for_debts(Op* op, Micros now);
+  void set_late_wait(Op* op);
+  void take_debts(Op* op, uint32_t local_rank);
+  void discard(Receiver* receiver);
+  void set_fate(Op* op, uint32_t shard, uint32_t block, uint64_t bit, bool counted);
+  void carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint32_t bit);
+  uint64_t collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit, float scale,
+                   std::byte* sum);
+  void settle_fates(Op* op, Micros now);
+  void resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now);
+  bool take_carry(Micros now, const Submission& what, std::byte* out);
+  void queue_slot(Op* op, uint32_t local_rank);
 
   // --- receiver.cc ---
   wire::Drop on_pull(const wire::PacketView& packet, Micros now);
+  wire::Drop on_row(const wire::PacketView& packet, Micros now);
   wire::Drop on_gone(const wire::PacketView& packet, Micros now);
   void take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, bool skip,
-                  bool uncounted, const std::byte* data, Micros now);
-  void receiver_complete(Op* op, uint32_t local_rank, Micros now);
+                  const std::byte* data);
+  void conclude(Op* op, uint32_t local_rank, Micros now);
+  bool ended(const Op& op, const Receiver& receiver) const;
+  void fill_holes(Op* op, Receiver* receiver);
   void receiver_bound(Op* op, uint32_t local_rank, Micros now);
   bool missing_from(const Op& op, uint32_t node) const;
+  uint32_t open_fate(const Op& op, uint32_t node) const;
   bool wanted(const Op& op, uint64_t bit) const;
 
   // --- output.cc ---
@@ -218,6 +246,7 @@ class LaneImpl {
   std::vector<uint32_t> next_submit_;
   std::vector<Fifo<Pending>> pending_;
   std::vector<Op> ops_;
+  std::vector<TagState> tags_seen_;
   Fifo<Control> control_;
   Fifo<Repair> repairs_;
   Fifo<Repair> tails_;  // last blocks that go out once more, in order of time
@@ -240,7 +269,8 @@ class LaneImpl {
   std::vector<wire::Header> headers_;
   std::vector<std::byte> tags_;
   std::vector<std::byte> staging_;
-  std::vector<std::byte> scratch_;
+  std::vector<std::byte> scratch_;  // accumulators of three blocks: sum of a rank, a part of it, sum of the node
+  std::vector<std::byte> own_;      // one block of the own shard
 };
 
 }  // namespace sluice::exchange

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "transport/exchange/carry.h"
 #include "transport/exchange/geometry.h"
 #include "transport/exchange/lane.h"
 #include "transport/exchange/pool.h"
@@ -32,6 +33,7 @@ struct NodeOp {
   // The node as the owner of a shard that I receive.
   bool closed = false;  // a PULL of it was seen
   bool pull_tail_seen = false;
+  bool row_wanted = false;  // more senders were not counted than a PULL lists: ask for the own row
   uint8_t pull_backoff = 0;
   Micros pull_timer = kNever;
 };
@@ -40,9 +42,19 @@ struct Receiver {
   enum class State : uint8_t { kNone, kWait, kLate, kDone };
   State state = State::kNone;
   bool in_contribution = false;  // this rank's slot is part of what the node froze
+  bool contributes = false;      // its slot, queued slots or carry are
+  bool queued = false;           // its slot waits for a later op of the tag (wholly late)
+  bool told = false;             // RESULT went out
+  bool resolved = false;         // RESOLVED went out
+  bool diverged = false;         // its holes were filled too late for the result
+  TagState* tag = nullptr;       // carry-over on: what it owes under this tag
+  CarryTensor owed;              // carry that travels with this op
+  std::vector<QueuedSlot> taken;  // queued slots that travel with this op; capacity: max_lag
   uint64_t received = 0;         // blocks of this lane's stripe
   uint32_t skipped = 0;
   uint32_t uncounted = 0;
+  uint32_t discarded = 0;
+  uint32_t filled = 0;
   Micros submitted = 0;
   Micros admitted = 0;
   Micros bound = kNever;  // exact: T; consistent: start + H + patience
@@ -69,8 +81,11 @@ struct Op {
   uint32_t unit_blocks = kUnitBlocks;  // blocks in one unit: 64, or 32 where accumulators are twice as wide
   uint32_t stride = 0;                 // bytes of one block in a unit
 
-  // Known from the first local submit.
-  bool local = false;
+  bool carries = false;                // consistent with carry-over
+
+  bool local = false;  // a local rank was admitted
+  // Known from the first local submit, or from what is owed under the tag.
+  bool shaped = false;
   Geometry geometry;
   Micros hard = 0;  // H of this op
 
@@ -90,6 +105,11 @@ struct Op {
   bool frozen = false;
   bool wholly_late = false;
   bool push_stopped = false;
+  bool owing = false;     // opened by a peer, and a local rank owes under its tag
+  Micros late_wait = kNever;  // when what is owed goes in without a submit
+  uint64_t fates = 0;         // blocks of the frozen contribution whose fate is known
+  std::vector<uint64_t> fate_bits;
+  bool fates_told = false;
   uint16_t held = 0;  // local ranks that have submitted
   uint16_t frozen_ranks = 0;  // local ranks in the frozen contribution
   Micros start = 0;   // of H; 0: not yet

@@ -62,15 +62,16 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
   const uint32_t done = peers[self].done;
   switch (control.type) {
     case Type::kAnnounce: {
-      if (op == nullptr || !op->local) return;  // it is over
+      if (op == nullptr || !op->shaped) return;  // it is over
       h = header(Type::kAnnounce, op);
       h.shard = static_cast<uint16_t>(Geometry::shard_of(control.node, op->seq, n));
       h.total = op->geometry.shard_blocks(h.shard);
       h.ranks = static_cast<uint16_t>(own_ranks_);
-      put(wire::Announce{.age_us = static_cast<uint32_t>(now - op->trace.submitted),
+      put(wire::Announce{.age_us = static_cast<uint32_t>(op->local ? now - op->trace.submitted : 0),
                          .done = done,
                          .base = base_,
-                         .flags = wire::kReceives | (op->wholly_late ? 0 : wire::kContributes)});
+                         .flags = (op->local ? wire::kReceives : 0) |
+                                  (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes)});
       break;
     }
     case Type::kPing:
@@ -104,6 +105,35 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       }
       put(body);
       for (uint16_t i = 0; i < abort_named_count_; ++i) put(abort_named_[i]);
+      break;
+    }
+    case Type::kRequestRow:
+      if (op == nullptr || failed) return;
+      h = header(Type::kRequestRow, op);
+      h.shard = static_cast<uint16_t>(Geometry::shard_of(control.node, op->seq, n));
+      h.block = control.block;
+      put(wire::Request{.done = done, .base = base_});
+      break;
+    case Type::kRow: {
+      if (op == nullptr || failed) return;
+      h = header(Type::kRow, op);
+      h.shard = static_cast<uint16_t>(op->shard);
+      h.total = op->shard_blocks;
+      h.block = control.block;
+      h.ranks = control.node;  // whose row it is
+      put(wire::Request{.done = done, .base = base_});
+      const uint32_t bytes = std::min<uint32_t>((op->shard_blocks - control.block + 7) / 8,
+                                                static_cast<uint32_t>(settings.payload - length));
+      std::memset(payload + length, 0, bytes);
+      for (uint32_t i = 0; i < 8 * bytes && control.block + i < op->shard_blocks; ++i) {
+        const uint32_t block = control.block + i;
+        if (block % settings.lanes != settings.lane) continue;
+        const uint32_t stripe = block / settings.lanes;
+        // The row of a skipped block is 0: nobody was counted.
+        if (!has_block(*op, stripe, control.node) || block_meta(*op, stripe).ranks < quorum_ranks_needed()) continue;
+        payload[length + i / 8] |= static_cast<std::byte>(1U << (i % 8));
+      }
+      length += bytes;
       break;
     }
     case Type::kRequest: {
@@ -259,7 +289,7 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
     last = repair.node;
     if (repair.push) {
       --x.push_repairs;
-      if (x.closed || op->push_stopped || op->wholly_late) continue;
+      if (x.closed || op->push_stopped || op->frozen_ranks == 0) continue;
       emit_push(out, op, repair.node, repair.stripe, true, now);
     } else {
       --x.pull_repairs;
@@ -271,7 +301,7 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
 }
 
 void LaneImpl::emit_pushes(Out* out, Op* op, Micros now) {
-  if (!op->frozen || op->wholly_late || op->push_stopped || op->pushes_open == 0) return;
+  if (!op->frozen || op->frozen_ranks == 0 || op->push_stopped || op->pushes_open == 0) return;
   uint32_t active = 0;
   for (uint32_t s = 1; s < n && active < settings.incast; ++s) {
     const uint32_t owner = (self + s) % n;

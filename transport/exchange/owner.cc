@@ -55,6 +55,7 @@ void LaneImpl::announced(Op* op, uint32_t node, bool contributes, bool receives,
     op->quorum = now;
     op->trace.quorum = now;
     op->wake_at(now + op->hard / 2);
+    set_late_wait(op);
     start_clock(op, now);
   }
 }
@@ -108,7 +109,7 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   const bool last = block + 1 == op->shard_blocks;
   if (header.elements == 0 || header.elements > op->block_elements || (!last && header.elements != op->block_elements) ||
       packet.payload.size() != header.elements * element_size(op->type) ||
-      (op->local && header.elements != op->geometry.elements_of(op->shard, block))) {
+      (op->shaped && header.elements != op->geometry.elements_of(op->shard, block))) {
     return Drop::kSize;
   }
   if (!add_block(op, header.sender, stripe, header.elements, header.ranks, packet.payload.data())) {
@@ -175,7 +176,7 @@ void LaneImpl::advance_ordered(Op* op, uint32_t stripe) {
     const std::byte* data = nullptr;
     if (node == self) {
       if (!op->frozen) return;
-      data = own_block(*op, op->shard, op->geometry.block_of_stripe(stripe), scratch_.data());
+      data = own_block(*op, op->shard, op->geometry.block_of_stripe(stripe), own_.data());
       sender_mask(*op, stripe, node) |= 1ULL << (stripe % op->unit_blocks);
       meta.elements = static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
     } else {
@@ -200,7 +201,7 @@ void LaneImpl::add_own(Op* op, Micros now) {
     }
     const uint32_t block = op->geometry.block_of_stripe(stripe);
     add_block(op, self, stripe, op->geometry.elements_of(op->shard, block), op->frozen_ranks,
-              own_block(*op, op->shard, block, scratch_.data()));
+              own_block(*op, op->shard, block, own_.data()));
   }
   op->nodes[self].received = op->lane_blocks;
   node_complete(op, self, now);
@@ -242,7 +243,7 @@ void LaneImpl::finish_block(Op* op, uint32_t stripe, Micros now) {
   BlockMeta& meta = block_meta(*op, stripe);
   std::byte* data = block_data(*op, stripe);
   const uint32_t bit = stripe % op->unit_blocks;
-  if (op->local) {
+  if (op->shaped) {
     meta.elements = static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
   }
   if (meta.ranks < quorum_ranks_needed() || meta.ranks == 0) {
@@ -252,7 +253,9 @@ void LaneImpl::finish_block(Op* op, uint32_t stripe, Micros now) {
     ++counters.blocks_skipped;
   } else {
     SLUICE_ASSERT(op->op_class != OpClass::kExact || meta.next == n);
-    const double divisor = op->kind == ReduceKind::kMean ? static_cast<double>(meta.ranks) : 1.0;
+    // With carry-over every rank's part comes in the end, so the divisor is all ranks; otherwise who was counted.
+    const auto ranks = op->carries ? static_cast<double>(settings.node_of_rank.size()) : static_cast<double>(meta.ranks);
+    const double divisor = op->kind == ReduceKind::kMean ? ranks : 1.0;
     const bool finite = numeric::finish(op->type, data, data, meta.elements, divisor);
     size_t bytes = meta.elements * element_size(op->type);
     meta.flags = finite ? 0 : wire::kFlagNonfinite;
@@ -276,7 +279,12 @@ void LaneImpl::finish_block(Op* op, uint32_t stripe, Micros now) {
     }
     meta.payload = static_cast<uint16_t>(bytes);
   }
+  if (op->shaped) {
+    set_fate(op, op->shard, op->geometry.block_of_stripe(stripe), op->geometry.stripe_first(op->shard) + stripe,
+             (meta.flags & wire::kFlagSkip) == 0 && has_block(*op, stripe, self));
+  }
   for (Receiver& receiver : op->receivers) deliver_own(op, &receiver, stripe, now);
+  settle_fates(op, now);
 }
 
 // A finished block of the own shard to a local rank that waits for it.
@@ -284,10 +292,9 @@ void LaneImpl::deliver_own(Op* op, Receiver* receiver, uint32_t stripe, Micros n
   if (receiver->state != Receiver::State::kWait && receiver->state != Receiver::State::kLate) return;
   const uint64_t bit = op->geometry.stripe_first(op->shard) + stripe;
   if ((receiver->bits[bit / 64] >> (bit % 64)) & 1) return;
-  const BlockMeta& meta = block_meta(*op, stripe);
-  const bool skip = (meta.flags & wire::kFlagSkip) != 0;
-  take_block(op, receiver, op->shard, op->geometry.block_of_stripe(stripe), bit, skip,
-             skip || !has_block(*op, stripe, self), block_data(*op, stripe), now);
+  take_block(op, receiver, op->shard, op->geometry.block_of_stripe(stripe), bit,
+             (block_meta(*op, stripe).flags & wire::kFlagSkip) != 0, block_data(*op, stripe));
+  conclude(op, static_cast<uint32_t>(receiver - op->receivers.data()), now);
 }
 
 }  // namespace sluice::exchange

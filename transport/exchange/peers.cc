@@ -210,14 +210,22 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
     if (op == nullptr) continue;
     for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
       Receiver& receiver = op->receivers[rank];
-      if (receiver.state != Receiver::State::kWait && receiver.state != Receiver::State::kLate) continue;
-      const bool late = receiver.state == Receiver::State::kLate;
+      for (const QueuedSlot& slot : receiver.taken) resolve_queued(rank, slot, status, now);
+      receiver.taken.clear();
+      if (receiver.state == Receiver::State::kNone || receiver.resolved || (receiver.queued && receiver.told)) continue;
+      const bool told = receiver.told;
       receiver.state = Receiver::State::kDone;
-      Event event = make_event(*op, rank, late ? kEventResolved : kEventResult | kEventResolved, status, now);
+      receiver.told = receiver.resolved = true;
+      const auto what = static_cast<uint8_t>((told ? 0 : kEventResult) | (receiver.queued ? 0 : kEventResolved));
+      Event event = make_event(*op, rank, what, status, now);
       std::snprintf(event.text, sizeof event.text, "%s", text);
       op->trace.status = status;
       push_event(event);
     }
+  }
+  for (TagState& tag : tags_seen_) {  // undecided: dropped with the view
+    for (const QueuedSlot& slot : tag.queued) resolve_queued(tag.local_rank, slot, status, now);
+    tag.queued.clear();
   }
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     for (; !pending_[rank].empty(); pending_[rank].pop()) {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/numeric/numeric.h"
 #include "transport/exchange/lane_impl.h"
 
 namespace sluice::exchange {
@@ -54,7 +55,8 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   if (block >= blocks || header.total != blocks) return Drop::kBlock;
   if (block % settings.lanes != settings.lane) return Drop::kNotMine;
   const uint64_t bit = op->geometry.stripe_first(header.shard) + block / settings.lanes;
-  if (!wanted(*op, bit)) return Drop::kDuplicate;
+  const bool fate_open = op->frozen && op->frozen_ranks > 0 && !((op->fate_bits[bit / 64] >> (bit % 64)) & 1);
+  if (!wanted(*op, bit) && !fate_open) return Drop::kDuplicate;
   // Sizes: the value, then the list of senders that were not counted.
   const bool skip = (header.flags & wire::kFlagSkip) != 0;
   const uint32_t elements = op->geometry.elements_of(header.shard, block);
@@ -82,7 +84,6 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   } else if (packet.payload.size() != value) {
     return Drop::kSize;
   }
-  uncounted |= (header.flags & wire::kFlagRow) != 0;  // fate open: taken for the worse
   if (!verify(packet, now)) return Drop::kTag;
   if (header.fingerprint != op->fingerprint || header.op_class() != op->op_class) {
     mismatch(op, header.sender, now);
@@ -97,48 +98,95 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
                                          : std::max<Micros>(kPushBudgetUnknown / 2, 4 * peers[header.sender].flow.rtt()));
   x.pull_backoff = 0;
   op->wake_at(x.pull_timer);
-  for (Receiver& receiver : op->receivers) {
+  if ((header.flags & wire::kFlagRow) == 0) set_fate(op, header.shard, block, bit, !uncounted);
+  else x.row_wanted = true;
+  for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+    Receiver& receiver = op->receivers[rank];
     if (waits(receiver) && !has(receiver, bit)) {
-      take_block(op, &receiver, header.shard, block, bit, skip, uncounted, packet.payload.data(), now);
+      take_block(op, &receiver, header.shard, block, bit, skip, packet.payload.data());
+      conclude(op, rank, now);
     }
   }
+  settle_fates(op, now);
   return Drop::kNone;
 }
 
 void LaneImpl::take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, bool skip,
-                          bool uncounted, const std::byte* data, Micros now) {
+                          const std::byte* data) {
   receiver->bits[bit / 64] |= 1ULL << (bit % 64);
   ++receiver->received;
   if (skip) ++receiver->skipped;
-  if (uncounted || !receiver->in_contribution) {
-    ++receiver->uncounted;
-    ++counters.blocks_uncounted;
-  }
-  if (receiver->state == Receiver::State::kWait) {
-    const size_t size = element_size(op->type);
-    std::byte* to = receiver->submission.result + op->geometry.block_first_element(shard, block) * size;
-    const size_t bytes = op->geometry.elements_of(shard, block) * size;
-    if (skip) std::memset(to, 0, bytes);
-    else std::memcpy(to, data, bytes);
-  }
-  if (receiver->received == op->geometry.stripe_blocks()) {
-    receiver_complete(op, static_cast<uint32_t>(receiver - op->receivers.data()), now);
-  }
+  if (receiver->state != Receiver::State::kWait) return;  // too late for the result: the bit counts, the value does not
+  const size_t size = element_size(op->type);
+  std::byte* to = receiver->submission.result + op->geometry.block_first_element(shard, block) * size;
+  const size_t bytes = op->geometry.elements_of(shard, block) * size;
+  if (skip) std::memset(to, 0, bytes);
+  else std::memcpy(to, data, bytes);
 }
 
-// The last block is in. Without carry-over every fate is known with it: RESULT and RESOLVED are one event, except
-// after INCOMPLETE, whose holes came too late to be used: DIVERGED.
-void LaneImpl::receiver_complete(Op* op, uint32_t local_rank, Micros now) {
+// Nothing of this rank keeps the op open here: its result is in, and so are the fates of what it contributed (a queued
+// slot has its fate with the op that takes it along).
+bool LaneImpl::ended(const Op& op, const Receiver& receiver) const {
+  return receiver.state == Receiver::State::kDone &&
+         (op.op_class == OpClass::kBestEffort || !receiver.contributes || op.fates == op.geometry.stripe_blocks());
+}
+
+// Says RESULT and RESOLVED when they are due.
+void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
   Receiver& receiver = op->receivers[local_rank];
+  if (receiver.state == Receiver::State::kNone) return;
   const bool late = receiver.state == Receiver::State::kLate;
-  receiver.state = Receiver::State::kDone;
-  settle_ = true;
-  const Status status = late ? Status::kDiverged : Status::kOk;
-  if (!late) {
-    op->trace.result = now;
-    op->trace.status = status;
+  if (receiver.state != Receiver::State::kDone) {
+    if (receiver.received != op->geometry.stripe_blocks()) return;
+    if (!op->frozen) freeze(op, now);  // every owner closed before this node froze: all of it is uncounted
+    if (receiver.state == Receiver::State::kDone) return;  // freezing came back here
+    receiver.state = Receiver::State::kDone;
+    receiver.diverged = late;
+    settle_ = true;
   }
-  push_event(make_event(*op, local_rank, late ? kEventResolved : kEventResult | kEventResolved, status, now));
+  const bool fates = ended(*op, receiver) && !receiver.queued && !receiver.resolved;
+  uint8_t what = 0;
+  if (!receiver.told) {
+    receiver.told = true;
+    what |= kEventResult;
+    op->trace.result = now;
+    op->trace.status = Status::kOk;
+  }
+  if (fates) {
+    receiver.resolved = true;
+    what |= kEventResolved;
+  }
+  if (what == 0) return;
+  settle_ = true;
+  // The holes of an INCOMPLETE result came too late to be used: DIVERGED.
+  push_event(make_event(*op, local_rank, what, receiver.diverged ? Status::kDiverged : Status::kOk, now));
+}
+
+// `best_effort`: holes take the own contribution (sum: N times it) or zero. Approximated, counted, no further fates.
+void LaneImpl::fill_holes(Op* op, Receiver* receiver) {
+  const size_t size = element_size(op->type);
+  for (uint32_t shard = 0; shard < n; ++shard) {
+    const uint32_t blocks = op->geometry.lane_blocks(shard);
+    for (uint32_t stripe = 0; stripe < blocks; ++stripe) {
+      if (has(*receiver, op->geometry.stripe_first(shard) + stripe)) continue;
+      const uint32_t block = op->geometry.block_of_stripe(stripe);
+      const uint64_t first = op->geometry.block_first_element(shard, block);
+      const uint32_t elements = op->geometry.elements_of(shard, block);
+      std::byte* to = receiver->submission.result + first * size;
+      if (settings.fill_own) {
+        numeric::load(op->type, receiver->submission.contribution + first * size, scratch_.data(), elements);
+        if (op->kind == ReduceKind::kSum) {
+          numeric::scale(accumulator_type(op->type), scratch_.data(), elements,
+                         static_cast<double>(settings.node_of_rank.size()));
+        }
+        numeric::finish(op->type, scratch_.data(), to, elements, 1.0);
+      } else {
+        std::memset(to, 0, elements * size);
+      }
+      ++receiver->filled;
+      ++counters.blocks_filled;
+    }
+  }
 }
 
 // The rank's bound has passed: INCOMPLETE with zeros in the holes (consistent), an error that names the missing (exact).
@@ -146,7 +194,19 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
   Receiver& receiver = op->receivers[local_rank];
   char what[96];
   describe_op(what, sizeof what, *op);
+  if (op->op_class == OpClass::kBestEffort && op->start != 0) {
+    fill_holes(op, &receiver);
+    receiver.state = Receiver::State::kDone;
+    receiver.told = receiver.resolved = true;
+    op->push_stopped = true;  // the slot is the client's again
+    op->trace.result = now;
+    op->trace.status = Status::kApproximated;
+    settle_ = true;
+    push_event(make_event(*op, local_rank, kEventResult | kEventResolved, Status::kApproximated, now));
+    return;
+  }
   if (op->op_class == OpClass::kConsistent && op->start != 0) {
+    receiver.told = true;
     receiver.state = Receiver::State::kLate;
     receiver.bound = kNever;
     Event event = make_event(*op, local_rank, kEventResult, Status::kIncomplete, now);
@@ -208,6 +268,41 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
                 static_cast<long long>((now - receiver.submitted) / 1000), names,
                 exact ? "exchange.op_timeout" : "exchange.rank_timeout");
   fail(now, exact ? Status::kOpTimeout : Status::kRankTimeout, text, true, missing);
+}
+
+// ROW: the fates of this node's blocks in one shard, from `block` on.
+Drop LaneImpl::on_row(const wire::PacketView& packet, Micros now) {
+  const wire::Header& header = packet.header;
+  if (header.ranks != self) return Drop::kNotMine;
+  if (header.shard != Geometry::shard_of(header.sender, header.op_seq, n)) return Drop::kNotMine;
+  wire::Request body;
+  if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
+  heard(header.sender, body.done, body.base, now);
+  Op* op = header.op_seq < base_ ? nullptr : find(header.op_seq);
+  if (failed || op == nullptr || !op->shaped || header.block % 8 != 0) return Drop::kState;
+  const auto bitmap = packet.payload.subspan(sizeof body);
+  const uint32_t blocks = op->geometry.shard_blocks(header.shard);
+  for (uint32_t i = 0; i < 8 * bitmap.size() && header.block + i < blocks; ++i) {
+    const uint32_t block = header.block + i;
+    if (block % settings.lanes != settings.lane) continue;
+    const bool counted = ((static_cast<uint8_t>(bitmap[i / 8]) >> (i % 8)) & 1) != 0;
+    set_fate(op, header.shard, block, op->geometry.stripe_first(header.shard) + block / settings.lanes, counted);
+  }
+  for (uint32_t rank = 0; rank < local_ranks_; ++rank) conclude(op, rank, now);
+  settle_fates(op, now);
+  return Drop::kNone;
+}
+
+// The first block of a shard whose fate is open; UINT32_MAX: none.
+uint32_t LaneImpl::open_fate(const Op& op, uint32_t node) const {
+  if (!op.frozen || op.frozen_ranks == 0 || op.fates == op.geometry.stripe_blocks()) return UINT32_MAX;
+  const uint32_t shard = Geometry::shard_of(node, op.seq, n);
+  const uint64_t first = op.geometry.stripe_first(shard);
+  for (uint32_t stripe = 0; stripe < op.geometry.lane_blocks(shard); ++stripe) {
+    const uint64_t bit = first + stripe;
+    if (((op.fate_bits[bit / 64] >> (bit % 64)) & 1) == 0) return op.geometry.block_of_stripe(stripe);
+  }
+  return UINT32_MAX;
 }
 
 // "What you ask for is gone": for an op that is open here that is a fault of the other side.

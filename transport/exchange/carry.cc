@@ -1,0 +1,276 @@
+// Carry-over and the fates that feed it (protocol, sections 5 and 7).
+//
+// At each moment every block that a rank submitted is in exactly one place: in its slot (frozen in an open op, or
+// queued), in a carry tensor (of its tag, or travelling with an op), in an owner's sum, or discarded and counted (I3).
+#include <algorithm>
+#include <cstring>
+
+#include "base/numeric/numeric.h"
+#include "transport/exchange/lane_impl.h"
+
+namespace sluice::exchange {
+
+TagState* LaneImpl::find_tag(uint32_t local_rank, uint32_t fingerprint) {
+  for (TagState& tag : tags_seen_) {
+    if (tag.used && tag.local_rank == local_rank && tag.fingerprint == fingerprint) return &tag;
+  }
+  return nullptr;
+}
+
+// The state of (rank, tag); a new one takes the place of the one that was used longest ago and owes nothing. nullptr:
+// every place owes something.
+TagState* LaneImpl::tag_of(const Submission& submission, uint32_t fingerprint) {
+  if (TagState* tag = find_tag(submission.local_rank, fingerprint)) return tag;
+  TagState* place = nullptr;
+  for (TagState& tag : tags_seen_) {
+    if (!tag.used) {
+      place = &tag;
+      break;
+    }
+    if (tag.owes() || tag.travelling != 0) continue;
+    if (place == nullptr || tag.last_seq < place->last_seq) place = &tag;
+  }
+  if (place == nullptr) return nullptr;
+  place->used = true;
+  place->local_rank = submission.local_rank;
+  place->fingerprint = fingerprint;
+  place->count = submission.count;
+  place->tag = submission.tag;
+  place->kind = submission.kind;
+  place->type = submission.type;
+  place->steps = 0;
+  place->stride = 0;
+  place->last_seq = submission.op_seq;
+  place->carry.units.clear();
+  place->queued.clear();
+  return place;
+}
+
+CarryPages LaneImpl::pages_of(const Op& op) { return {&pool_, op.unit_blocks, op.stride}; }
+
+uint32_t LaneImpl::carry_limit(const TagState& tag) const {
+  if (settings.carry_max_ops != 0) return settings.carry_max_ops;
+  return std::max(8U, 2 * settings.max_lag / std::max(1U, tag.stride));
+}
+
+// An op that a peer opened: do our ranks owe something under its tag? Then this node contributes it, submit or not.
+void LaneImpl::look_for_debts(Op* op, Micros now) {
+  if (!op->carries || op->local || op->owing) return;
+  for (TagState& tag : tags_seen_) {
+    // Under a loss scale what is owed can only be sent with a submit, which says the scale of the op.
+    if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.loss_scale != 1.0F) continue;
+    if (!op->shaped) {
+      op->shaped = true;
+      op->geometry = {.count = tag.count, .block_elements = op->block_elements, .nodes = n, .lanes = settings.lanes,
+                      .lane = settings.lane};
+      op->trace.tag = tag.tag;
+    }
+    op->owing = true;
+  }
+  if (!op->owing) return;
+  announced(op, self, true, false, static_cast<uint16_t>(own_ranks_), now);
+  announce_all(op);
+  op->announce_again = now + kAgain;
+  op->wake_at(op->announce_again);
+  if (op->quorum != 0) set_late_wait(op);
+}
+
+void LaneImpl::set_late_wait(Op* op) {
+  if (!op->owing || op->frozen) return;
+  op->late_wait = op->quorum + op->hard / 4;  // t_q + P/2
+  op->wake_at(op->late_wait);
+}
+
+// At freeze: what this rank owes under the tag travels with the op; what is too old goes.
+void LaneImpl::take_debts(Op* op, uint32_t local_rank) {
+  Receiver& receiver = op->receivers[local_rank];
+  if (receiver.tag == nullptr) {
+    receiver.tag = find_tag(local_rank, op->fingerprint);
+    if (receiver.tag == nullptr) return;
+    ++receiver.tag->travelling;
+  }
+  TagState* tag = receiver.tag;
+  const CarryPages pages = pages_of(*op);
+  if (tag->carry.present != 0) {
+    const uint32_t limit = carry_limit(*tag);
+    for (uint32_t index = 0; index < tag->carry.units.size(); ++index) {
+      for (uint32_t i = 0; i < op->unit_blocks && tag->carry.units[index] != kNoUnit; ++i) {
+        const uint32_t block = index * op->unit_blocks + i;
+        if (pages.find(tag->carry, block) == nullptr || tag->steps - pages.since(tag->carry, block) <= limit) continue;
+        pages.remove(&tag->carry, block);
+        discard(&receiver);
+      }
+    }
+    std::swap(receiver.owed, tag->carry);
+  }
+  receiver.taken.swap(tag->queued);
+  receiver.contributes = receiver.owed.present != 0 || !receiver.taken.empty();
+}
+
+void LaneImpl::discard(Receiver* receiver) {
+  ++receiver->discarded;
+  ++counters.blocks_discarded;
+}
+
+// The fate of one block of the frozen contribution, once.
+void LaneImpl::set_fate(Op* op, uint32_t shard, uint32_t block, uint64_t bit, bool counted) {
+  if (!op->frozen || op->frozen_ranks == 0 || ((op->fate_bits[bit / 64] >> (bit % 64)) & 1) != 0) return;
+  op->fate_bits[bit / 64] |= 1ULL << (bit % 64);
+  ++op->fates;
+  const CarryPages pages = pages_of(*op);
+  for (Receiver& receiver : op->receivers) {
+    if (!receiver.contributes) continue;
+    if (!counted) {
+      ++receiver.uncounted;
+      ++counters.blocks_uncounted;
+      for (QueuedSlot& slot : receiver.taken) ++slot.uncounted;
+      if (op->carries) carry_block(op, &receiver, shard, block, static_cast<uint32_t>(bit));
+    }
+    if (pages.find(receiver.owed, static_cast<uint32_t>(bit)) != nullptr) {
+      pages.remove(&receiver.owed, static_cast<uint32_t>(bit));
+    }
+  }
+}
+
+// An uncounted block goes to the carry of its rank: slot, queued slots and what it carried already, unscaled.
+void LaneImpl::carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint32_t bit) {
+  TagState* tag = receiver->tag;
+  const uint32_t elements = op->geometry.elements_of(shard, block);
+  const ElementType sums = accumulator_type(op->type);
+  const uint64_t step = collect(*op, *receiver, shard, block, bit, 1.0F, scratch_.data());
+  if (tag == nullptr || !numeric::all_finite(sums, scratch_.data(), elements)) {
+    discard(receiver);
+    return;
+  }
+  const CarryPages pages = pages_of(*op);
+  if (std::byte* there = pages.find(tag->carry, bit)) {
+    numeric::add(sums, scratch_.data(), there, elements);
+    pages.since(tag->carry, bit) = std::min(pages.since(tag->carry, bit), step);
+  } else if (std::byte* place = pages.add(&tag->carry, bit, step, reserve_units_)) {
+    std::memcpy(place, scratch_.data(), elements * element_size(sums));
+  } else {
+    discard(receiver);
+    return;
+  }
+  ++counters.blocks_carried;
+}
+
+// What a rank has in one block of the frozen contribution, in accumulators, at loss scale `scale`. Returns the step of
+// its oldest part.
+uint64_t LaneImpl::collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit,
+                           float scale, std::byte* sum) {
+  const size_t offset = op.geometry.block_first_element(shard, block) * element_size(op.type);
+  const uint32_t elements = op.geometry.elements_of(shard, block);
+  const ElementType sums = accumulator_type(op.type);
+  std::byte* part = scratch_.data() + scratch_.size() / 3;
+  uint64_t step = receiver.tag != nullptr ? receiver.tag->steps : 0;
+  bool first = true;
+  const auto put = [&](const std::byte* data, ElementType type, float from) {
+    if (first && from == scale) {
+      numeric::load(type, data, sum, elements);
+    } else {
+      numeric::load(type, data, part, elements);
+      if (from != scale) numeric::scale(sums, part, elements, static_cast<double>(scale) / from);
+      if (first) std::memcpy(sum, part, elements * element_size(sums));
+      else numeric::add(sums, part, sum, elements);
+    }
+    first = false;
+  };
+  if (receiver.in_contribution) put(receiver.submission.contribution + offset, op.type, receiver.submission.loss_scale);
+  for (const QueuedSlot& slot : receiver.taken) {
+    put(slot.contribution + offset, op.type, slot.loss_scale);
+    step = std::min<uint64_t>(step, slot.step);
+  }
+  const CarryPages pages = pages_of(op);
+  if (const std::byte* owed = pages.find(receiver.owed, bit)) {
+    put(owed, sums, 1.0F);
+    step = std::min(step, pages.since(receiver.owed, bit));
+  }
+  if (first) std::memset(sum, 0, elements * element_size(sums));
+  return step;
+}
+
+// All fates are known: slots that travelled with the op are free.
+void LaneImpl::settle_fates(Op* op, Micros now) {
+  if (!op->frozen || op->frozen_ranks == 0 || op->fates != op->geometry.stripe_blocks() || op->fates_told) return;
+  op->fates_told = true;
+  for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
+    Receiver& receiver = op->receivers[rank];
+    for (const QueuedSlot& slot : receiver.taken) resolve_queued(rank, slot, Status::kOk, now);
+    receiver.taken.clear();
+    SLUICE_ASSERT(receiver.owed.present == 0);
+    conclude(op, rank, now);
+  }
+  settle_ = true;
+}
+
+// RESOLVED of a slot that was queued.
+void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now) {
+  Event event;
+  event.op_seq = slot.op_seq;
+  event.local_rank = local_rank;
+  event.cookie = slot.cookie;
+  event.events = kEventResolved;
+  event.status = status;
+  event.blocks_uncounted = slot.uncounted;
+  event.total = now - slot.submitted;
+  push_event(event);
+}
+
+// tag_retire and flush (section 7): what the rank owes under the tag, queued slots included, goes to the caller.
+bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
+  const uint32_t fingerprint = wire::fingerprint(what.kind, what.type, what.type, what.count, what.tag);
+  const ElementType sums = accumulator_type(what.type);
+  std::memset(out, 0, what.count * element_size(sums));
+  TagState* tag = find_tag(what.local_rank, fingerprint);
+  if (tag == nullptr) return true;
+  if (tag->travelling != 0) return false;  // fates are open
+  Geometry geometry{.count = what.count, .block_elements = wire::elements_per_block(settings.payload, what.type),
+                    .nodes = n, .lanes = settings.lanes, .lane = settings.lane};
+  const bool wide = element_size(sums) > element_size(what.type);
+  const CarryPages pages(&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks, wide ? 2 * settings.payload : settings.payload);
+  for (uint32_t shard = 0; shard < n; ++shard) {
+    for (uint32_t stripe = 0; stripe < geometry.lane_blocks(shard); ++stripe) {
+      const auto bit = static_cast<uint32_t>(geometry.stripe_first(shard) + stripe);
+      const uint32_t block = geometry.block_of_stripe(stripe);
+      const uint64_t first = geometry.block_first_element(shard, block);
+      const uint32_t elements = geometry.elements_of(shard, block);
+      std::byte* to = out + first * element_size(sums);
+      if (const std::byte* owed = pages.find(tag->carry, bit)) std::memcpy(to, owed, elements * element_size(sums));
+      for (const QueuedSlot& slot : tag->queued) {
+        const std::byte* data = slot.contribution + first * element_size(what.type);
+        numeric::load(what.type, data, scratch_.data(), elements);
+        if (slot.loss_scale != 1.0F) numeric::scale(sums, scratch_.data(), elements, 1.0 / slot.loss_scale);
+        numeric::add(sums, scratch_.data(), to, elements);
+      }
+    }
+  }
+  pages.clear(&tag->carry);
+  for (const QueuedSlot& slot : tag->queued) resolve_queued(what.local_rank, slot, Status::kOk, now);
+  tag->queued.clear();
+  return true;
+}
+
+// The own submit came too late for this op: it waits in its slot for the next op of the tag.
+void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
+  Receiver& receiver = op->receivers[local_rank];
+  ++counters.contributions_late;
+  TagState* tag = receiver.tag;
+  if (!op->carries || tag == nullptr || tag->queued.size() == tag->queued.capacity()) {
+    receiver.uncounted = static_cast<uint32_t>(op->geometry.stripe_blocks());  // lost, counted
+    counters.blocks_uncounted += receiver.uncounted;
+    if (op->carries) {
+      receiver.discarded = receiver.uncounted;
+      counters.blocks_discarded += receiver.discarded;
+    }
+    return;
+  }
+  receiver.queued = true;
+  ++counters.slots_queued;
+  tag->queued.push_back({.op_seq = op->seq, .cookie = receiver.submission.cookie,
+                         .contribution = receiver.submission.contribution,
+                         .loss_scale = receiver.submission.loss_scale, .step = tag->steps,
+                         .submitted = receiver.submitted});
+}
+
+}  // namespace sluice::exchange
