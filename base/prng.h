@@ -46,7 +46,7 @@ class Prng {
   int64_t between(int64_t low, int64_t high) {
     SLUICE_ASSERT(low <= high);
     const uint64_t width = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) + 1;
-    return low + static_cast<int64_t>(width == 0 ? next() : below(width));
+    return static_cast<int64_t>(static_cast<uint64_t>(low) + (width == 0 ? next() : below(width)));
   }
   // True with this probability; draws nothing when the answer is certain.
   bool chance(double probability) {

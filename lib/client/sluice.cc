@@ -359,10 +359,10 @@ int sluice_key_generate(unsigned char key[32]) {
 int sluice_join(sluice_context* context, const sluice_join_options* options, sluice_job** job) {
   constexpr const char* kName = "sluice_join";
   return guarded(kName, [&] {
+    if (job != nullptr) *job = nullptr;
     if (context == nullptr || options == nullptr || job == nullptr) {
       return invalid(kName, "`context`, `options` or `job` is NULL");
     }
-    *job = nullptr;
     if (context->fork_guard.forked()) return forked(kName);
     sluice_join_options taken{};
     if (!take(options, &taken)) return invalid(kName, kBadSize);
@@ -431,8 +431,8 @@ int sluice_allreduce(sluice_job* job, const void* contribution, void* result, ui
                      sluice_type type, sluice_kind kind, const sluice_op_options* options, sluice_op* op) {
   constexpr const char* kName = "sluice_allreduce";
   return guarded(kName, [&] {
+    if (op != nullptr) *op = 0;
     if (job == nullptr || op == nullptr) return invalid(kName, "`job` or `op` is NULL");
-    *op = 0;
     if (job->job.fork_guard().forked()) return forked(kName);
     sluice_op_options taken{};
     if (options != nullptr && !take(options, &taken)) return invalid(kName, kBadSize);
@@ -444,8 +444,8 @@ int sluice_allreduce(sluice_job* job, const void* contribution, void* result, ui
 int sluice_broadcast(sluice_job* job, void* buffer, uint64_t bytes, uint32_t root, sluice_op* op) {
   constexpr const char* kName = "sluice_broadcast";
   return guarded(kName, [&] {
+    if (op != nullptr) *op = 0;
     if (job == nullptr || op == nullptr) return invalid(kName, "`job` or `op` is NULL");
-    *op = 0;
     return job->job.fork_guard().forked() ? forked(kName) : job->job.broadcast(buffer, bytes, root, op);
   });
 }
@@ -454,8 +454,8 @@ int sluice_all_gather(sluice_job* job, const void* contribution, void* result, u
                       sluice_op* op) {
   constexpr const char* kName = "sluice_all_gather";
   return guarded(kName, [&] {
+    if (op != nullptr) *op = 0;
     if (job == nullptr || op == nullptr) return invalid(kName, "`job` or `op` is NULL");
-    *op = 0;
     return job->job.fork_guard().forked() ? forked(kName)
                                           : job->job.all_gather(contribution, result, bytes, op);
   });

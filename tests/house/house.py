@@ -25,6 +25,8 @@ ROOMS = {
     "lib": ["base", "gpu"],
     "daemon": ["base", "config", "transport"],
     "tools": ["base", "config", "transport", "gpu", "lib", "daemon"],
+    # The front end of the simulator, which is a part of the tests.
+    "tools/sluice_sim": ["base", "transport", "tests/simulation"],
     "tests": ["base", "config", "transport", "gpu", "lib", "daemon", "tools"],
 }
 TOP_FOLDERS = ["base", "transport", "gpu", "config", "lib", "daemon", "tools", "tests", "systemd", "scripts", "docs"]

@@ -171,10 +171,12 @@ TEST(Join, LongRoundTripsAreNoReasonToShrink) {
   }
 }
 
-// The swarm: world sizes 1 to 16, up to 30 % loss, duplicates, reordering, late starts, paths of several sizes.
-TEST(Join, SwarmOf300Seeds) {
-  Micros slowest = 0;
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
+// The swarm: world sizes 1 to 16, up to 30 % loss, duplicates, reordering, late starts, paths of several sizes. 300
+// seeds, 50 a case.
+class JoinSwarm : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(JoinSwarm, AllAgreeOnTheLargestPayloadThatReachesAll) {
+  for (uint64_t seed = GetParam(); seed < GetParam() + 50; ++seed) {
     std::mt19937_64 random(seed);
     const auto nodes = static_cast<uint32_t>(1 + seed % 16);
     JoinNetwork net({.seed = seed,
@@ -190,13 +192,12 @@ TEST(Join, SwarmOf300Seeds) {
       net.set_limit(from, (from + 1 + static_cast<uint32_t>(random() % (nodes - 1))) % nodes,
                     kPaths[random() % 7]);
     }
-    ASSERT_TRUE(net.run_until_finished(60 * kSecond)) << "seed " << seed << ": " << net.joins[0]->text();
+    ASSERT_TRUE(net.run_until_finished(10 * kSecond)) << "seed " << seed << ": " << net.joins[0]->text();
     expect_agreement(net, net.expected_payload(8972, kLadder), 2);
-    slowest = std::max(slowest, net.now);
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
   }
-  EXPECT_LT(slowest, 10 * kSecond);
 }
+INSTANTIATE_TEST_SUITE_P(Seeds, JoinSwarm, testing::Values(1, 51, 101, 151, 201, 251));
 
 TEST(Join, OneSeedIsOneTrace) {
   const auto trace = [](uint64_t seed) {
@@ -267,7 +268,7 @@ TEST(Join, AThousandSilentNodesAreAskedSparingly) {
   EXPECT_GT(net.sent - before, 1023U * 8);
   EXPECT_LT(net.sent - before, 1023U * 16);
   const std::string text = net.joins[0]->text();
-  EXPECT_NE(text.find("and 1015 more nodes"), std::string::npos) << text;
+  EXPECT_NE(text.find("nodes 1, 2, 3, 4, 5, 6, 7, 8 and 1015 more (no answer"), std::string::npos) << text;
 }
 
 TEST(Join, SixtyFourNodes) {
@@ -367,8 +368,7 @@ TEST(Join, HellosOfAnEarlierJoinProveNothing) {
     }
     EXPECT_EQ(alone.joins[1]->state(), Join::State::kJoining);
     for (const JoinPeer& peer : alone.joins[1]->peers()) EXPECT_EQ(peer.state, Peer::kUnproven);
-    EXPECT_NE(alone.joins[1]->text().find("does not answer ours"), std::string::npos)
-        << alone.joins[1]->text();
+    EXPECT_NE(alone.joins[1]->text().find("no answer to ours"), std::string::npos) << alone.joins[1]->text();
 
     // And in the middle of a real join: it finishes as if nothing had been sent.
     options.loss = 0.2;

@@ -7,7 +7,7 @@
 namespace sluice::exchange {
 namespace {
 
-constexpr size_t kListed = 8;  // missing nodes that are named; of the others only the number
+constexpr size_t kListed = 8;  // missing nodes of one kind that are named; of the others only the number
 
 std::string hex(uint64_t value) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -22,14 +22,14 @@ std::string sealing_name(uint64_t value) {
   return "number " + std::to_string(value);
 }
 
-std::string what_it_does(const JoinPeer& peer) {
-  switch (peer.state) {
+std::string what_is_wrong(JoinPeer::State state, uint64_t wrong_tags) {
+  switch (state) {
     case JoinPeer::State::kSilent:
-      return "no answer; is its daemon running, and does the firewall let UDP through?";
+      return "no answer; is the daemon running, and does the firewall let UDP through?";
     case JoinPeer::State::kStrange:
-      return std::to_string(peer.wrong_tags) + " datagrams came that are not tagged with this job's key";
+      return std::to_string(wrong_tags) + " datagrams came that are not tagged with this job's key";
     case JoinPeer::State::kUnproven:
-      return "its datagrams come, but it does not answer ours; does the firewall let UDP through to it?";
+      return "datagrams come, but no answer to ours; does the firewall let UDP through both ways?";
     case JoinPeer::State::kBehind:
       return "alive, with an older view";
     case JoinPeer::State::kProbing:
@@ -79,7 +79,7 @@ std::string JoinFault::text() const {
     case Kind::kLanes:
       return who + " has another number of lanes for the same view" + both;
     case Kind::kGeneration:
-      return who + " has a newer view of the job: generation" + both + "; join again";
+      return who + " has a newer generation of the job's view" + both + "; join again";
     case Kind::kNonce:
       return who + " was started again since the view was written: join nonce expected " + hex(ours) +
              ", found " + hex(theirs) + "; join again";
@@ -124,17 +124,27 @@ std::vector<JoinPeer> Join::peers() const {
 std::string Join::text() const {
   if (state_ == State::kFailed) return fault_->text();
   if (state_ == State::kFinished) return "joined: payload " + std::to_string(payload_) + " bytes";
-  // Who does not take part at all holds up everybody else; name those only, if there are any.
+  // Who does not take part at all holds up everybody else: those that are alive are named only if all are.
   std::vector<JoinPeer> missing = peers();
   const auto alive = [](const JoinPeer& peer) { return peer.state >= JoinPeer::State::kProbing; };
   if (!std::all_of(missing.begin(), missing.end(), alive)) std::erase_if(missing, alive);
-  std::erase_if(missing, [](const JoinPeer& peer) { return peer.state == JoinPeer::State::kReady; });
   std::string text = "waiting for ";
-  for (size_t i = 0; i < missing.size() && i < kListed; ++i) {
-    if (i != 0) text += ", ";
-    text += "node " + std::to_string(missing[i].node) + " (" + what_it_does(missing[i]) + ")";
+  const size_t head = text.size();
+  for (int state = 0; state < static_cast<int>(JoinPeer::State::kReady); ++state) {
+    std::string nodes;
+    size_t count = 0;
+    uint64_t wrong_tags = 0;
+    for (const JoinPeer& peer : missing) {
+      if (peer.state != static_cast<JoinPeer::State>(state)) continue;
+      if (count < kListed) nodes += (count == 0 ? "" : ", ") + std::to_string(peer.node);
+      wrong_tags += peer.wrong_tags;
+      ++count;
+    }
+    if (count == 0) continue;
+    if (count > kListed) nodes += " and " + std::to_string(count - kListed) + " more";
+    text += (text.size() == head ? "" : "; ") + std::string(count == 1 ? "node " : "nodes ") + nodes + " (" +
+            what_is_wrong(static_cast<JoinPeer::State>(state), wrong_tags) + ")";
   }
-  if (missing.size() > kListed) text += " and " + std::to_string(missing.size() - kListed) + " more nodes";
   return text;
 }
 

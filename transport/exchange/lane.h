@@ -24,6 +24,7 @@
 
 namespace sluice::exchange {
 
+inline constexpr size_t kLeastBurst = 2;  // packets that poll_send must be able to hand out
 inline constexpr uint32_t kWindow = 64;  // W: ops that may be open (protocol, section 4)
 
 // What is fixed for a job in a view. Equal on all nodes except `self`, `lane` and the pool.
@@ -176,8 +177,9 @@ class Lane {
   void tick(Micros now);
   Micros next_timer() const;  // kNever: none
 
-  // Fills packets to send; 0: nothing to send now. Packets to one node come in runs. What it returns must be sent (or
-  // counted as lost) before the next call.
+  // Fills packets to send; 0: nothing to send now. `out` has room for at least kLeastBurst: behind data goes the PING
+  // that measures it. Packets to one node come in runs. What it returns must be sent (or counted as lost) before the
+  // next call.
   size_t poll_send(Micros now, std::span<Outgoing> out);
 
   // The next event, oldest first; false: none.

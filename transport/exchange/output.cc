@@ -350,6 +350,7 @@ void LaneImpl::emit_pulls(Out* out, Op* op, Micros now) {
 }
 
 size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
+  SLUICE_ASSERT(packets.size() >= kLeastBurst);  // less would never send data, and say that there is none
   Out out{.packets = packets, .limit = std::min<size_t>(packets.size(), kBurst)};
   while (!control_.empty() && !out.full()) {
     const Control control = control_.front();

@@ -173,7 +173,8 @@ uint32_t Network::new_datagram() {
   return datagram;
 }
 
-uint32_t Network::copy_of(uint32_t from, uint32_t to, const std::vector<std::byte>& bytes) {
+// `bytes` may be those of another datagram: making one moves its vector, not what that points to.
+uint32_t Network::copy_of(uint32_t from, uint32_t to, std::span<const std::byte> bytes) {
   const uint32_t datagram = new_datagram();
   datagrams_[datagram].from = from;
   datagrams_[datagram].to = to;

@@ -133,7 +133,7 @@ class Network {
   bool link_loses(Link* link);
   void record(Link* link, const Datagram& datagram);
   uint32_t new_datagram();
-  uint32_t copy_of(uint32_t from, uint32_t to, const std::vector<std::byte>& bytes);
+  uint32_t copy_of(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
   void damage(Link* link, Datagram* datagram);
   void depart(Link* link, uint32_t datagram, int64_t sent_nanos);
   void schedule(Micros time, Stage stage, uint32_t datagram);

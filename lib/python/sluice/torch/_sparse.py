@@ -5,6 +5,9 @@ rank touched, so that the result has exactly the union, also where values cancel
 """
 import torch
 
+# Newer versions warn when they are not told whether to check what is built here, which is right by construction.
+_UNCHECKED = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
+
 
 def _rows_and_width(shape, sparse_dim):
     rows = width = 1
@@ -45,5 +48,5 @@ def sparsify(flat, shape, sparse_dim):
     for size in reversed(shape[:sparse_dim]):
         indices.append(rest % size)
         rest = torch.div(rest, size, rounding_mode="floor")
-    result = torch.sparse_coo_tensor(torch.stack(indices[::-1]), values, tuple(shape))
+    result = torch.sparse_coo_tensor(torch.stack(indices[::-1]), values, tuple(shape), **_UNCHECKED)
     return result._coalesced_(True)

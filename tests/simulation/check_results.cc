@@ -1,0 +1,395 @@
+#include "tests/simulation/check_results.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tests/simulation/hash.h"
+
+namespace sluice::simulation {
+
+ResultChecker::ResultChecker(const Options& options, const Gradients& gradients, const FrozenChecker* wire,
+                             Violations* violations)
+    : Checker(violations), options_(options), gradients_(gradients), wire_(wire) {}
+
+std::string ResultChecker::where(const Completion& completion) const {
+  return "op " + std::to_string(completion.op) + " rank " + std::to_string(completion.rank) + " (" +
+         status_name(completion.status) + ", " + std::to_string(completion.now) + " us)";
+}
+
+ResultChecker::Book& ResultChecker::book(uint32_t op) {
+  Book& book = books_[op];
+  if (book.ranks.empty()) {
+    const OpShape& shape = options_.program[op];
+    const uint32_t blocks = gradients_.blocks(shape);
+    book.values.resize(shape.count * element_size(shape.type));
+    book.have.resize(blocks);
+    book.counted.resize(blocks);
+    book.known.resize(blocks);
+    book.whole.resize(blocks);
+    book.ranks.resize(options_.ranks());
+  }
+  return book;
+}
+
+void ResultChecker::on_result(const Completion& completion) {
+  if (options_.mismatch && completion.op == options_.mismatch_op) {
+    if (!is_error(completion.status)) violation(where(completion) + ": the shapes of the ranks differ");
+    return;
+  }
+  Book& book = this->book(completion.op);
+  Rank& rank = book.ranks[completion.rank];
+  rank.result = true;
+  rank.skipped = completion.blocks_skipped;
+  rank.error = is_error(completion.status);
+  if (rank.error) return;
+  rank.result_hash = hash_bytes(completion.result);
+  const OpShape& shape = options_.program[completion.op];
+  const uint32_t blocks = gradients_.blocks(shape);
+  if (completion.blocks_expected != blocks) {
+    violation(where(completion) + ": expected " + std::to_string(completion.blocks_expected) + " blocks of " +
+              std::to_string(blocks));
+  }
+  if (completion.status == Status::kIncomplete) {
+    rank.missing = missing_blocks(completion);
+  } else if (completion.blocks_received != blocks) {
+    violation(where(completion) + ": received " + std::to_string(completion.blocks_received) + " blocks of " +
+              std::to_string(blocks));
+  }
+  for (uint32_t block = 0; block < blocks; ++block) {
+    if (rank.missing.empty() || !rank.missing[block]) take_block(completion, block, &book);
+  }
+}
+
+// The blocks that an INCOMPLETE result lacks, from its ranges; checked against its counts, and for zeros.
+std::vector<bool> ResultChecker::missing_blocks(const Completion& completion) {
+  const OpShape& shape = options_.program[completion.op];
+  const uint32_t elements = gradients_.block_elements(shape);
+  const uint32_t blocks = gradients_.blocks(shape);
+  const size_t size = element_size(shape.type);
+  const exchange::Geometry g = wire_->geometry(completion.op);
+  std::vector<bool> missing(blocks, false);
+  for (const auto& range : completion.ranges) {
+    const uint64_t end = range.first + range.count;
+    if (range.first % elements != 0 || range.count == 0 || end > shape.count ||
+        (end % elements != 0 && end != shape.count)) {
+      violation(where(completion) + ": missing range [" + std::to_string(range.first) + ", " +
+                std::to_string(end) + ") is not made of blocks");
+      continue;
+    }
+    for (uint64_t block = range.first / elements; block * elements < end; ++block) {
+      missing[block] = true;
+      uint32_t shard = 0;
+      while (shard + 1 < g.nodes && g.shard_first(shard + 1) <= block) ++shard;
+      const uint32_t owner = exchange::Geometry::owner(shard, completion.op, g.nodes);
+      if (owner != range.owner) {
+        violation(where(completion) + ": missing block " + std::to_string(block) + " is said to be node " +
+                  std::to_string(range.owner) + "'s, it is node " + std::to_string(owner) + "'s");
+      }
+    }
+  }
+  const auto zero = [&](uint32_t block) {
+    const auto bytes = completion.result.subspan(static_cast<size_t>(block) * elements * size,
+                                                 gradients_.elements_of(shape, block) * size);
+    return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+  };
+  for (uint32_t block = 0; block < blocks; ++block) {
+    if (missing[block] && !zero(block)) {
+      violation(where(completion) + ": missing block " + std::to_string(block) + " is not zero");
+    }
+  }
+  const auto listed = static_cast<uint32_t>(std::count(missing.begin(), missing.end(), true));
+  const uint32_t holes = completion.blocks_expected - completion.blocks_received;
+  if (completion.ranges_total == completion.ranges.size()) {
+    if (listed != holes) {
+      violation(where(completion) + ": lists " + std::to_string(listed) + " missing blocks, counts " +
+                std::to_string(holes));
+    }
+  } else {
+    // Not all ranges are listed: any block of zeros may be one of the rest.
+    uint32_t zeros = 0;
+    for (uint32_t block = 0; block < blocks; ++block) {
+      if (!zero(block)) continue;
+      ++zeros;
+      missing[block] = true;
+    }
+    if (listed >= holes || zeros < holes) {
+      violation(where(completion) + ": " + std::to_string(holes) + " missing blocks, " +
+                std::to_string(listed) + " listed, " + std::to_string(zeros) + " zero");
+    }
+  }
+  if (holes == 0) violation(where(completion) + ": nothing is missing");
+  return missing;
+}
+
+void ResultChecker::take_block(const Completion& completion, uint32_t block, Book* book) {
+  const OpShape& shape = options_.program[completion.op];
+  const size_t size = element_size(shape.type);
+  const size_t first = static_cast<size_t>(block) * gradients_.block_elements(shape) * size;
+  const size_t bytes = gradients_.elements_of(shape, block) * size;
+  if (book->have[block]) {
+    if (std::memcmp(book->values.data() + first, completion.result.data() + first, bytes) != 0) {
+      violation(where(completion) + ": block " + std::to_string(block) +
+                " differs from what another rank got");
+    }
+    return;
+  }
+  std::memcpy(book->values.data() + first, completion.result.data() + first, bytes);
+  book->have[block] = true;
+  first_value(completion.op, block, book);
+}
+
+void ResultChecker::first_value(uint32_t op, uint32_t block, Book* book) {
+  const OpShape& shape = options_.program[op];
+  const size_t first =
+      static_cast<size_t>(block) * gradients_.block_elements(shape) * element_size(shape.type);
+  const Recovered found = gradients_.recover(shape, op, block, book->values.data() + first);
+  const std::string what = "op " + std::to_string(op) + " block " + std::to_string(block);
+  if (!found.ok) return violation(what + ": no set of ranks has this sum: " + found.why);
+  book->counted[block] = found.ranks;
+  book->known[block] = found.known;
+  book->whole[block] = found.whole;
+  const auto counted = static_cast<uint32_t>(found.ranks.count());
+  if (shape.op_class == OpClass::kExact) {
+    if ((found.ranks & found.known) != found.known) {
+      violation(what + " of an exact op has " + std::to_string(counted) + " ranks of " +
+                std::to_string(options_.ranks()));
+    }
+  } else if (found.whole && counted != 0) {
+    const auto least = static_cast<uint32_t>(std::ceil(options_.min_contribution * options_.ranks()));
+    if (counted < least) {
+      violation(what + " has " + std::to_string(counted) + " ranks, below " + std::to_string(least) +
+                " it must be skipped");
+    }
+  }
+}
+
+void ResultChecker::on_resolved(const Completion& completion) {
+  if (options_.mismatch && completion.op == options_.mismatch_op) return;
+  Book& book = this->book(completion.op);
+  Rank& rank = book.ranks[completion.rank];
+  rank.resolved = true;
+  rank.uncounted = completion.blocks_uncounted;
+  if (rank.result && !rank.error && hash_bytes(completion.result) != rank.result_hash) {
+    violation(where(completion) + ": the result slot was written after RESULT");
+  }
+  if (++book.resolved == options_.ranks()) finish(completion.op, &book);
+}
+
+void ResultChecker::compare_with_wire(uint32_t op, uint32_t block, const Book& book) {
+  const FrozenChecker::Verdict* verdict = wire_->verdict(op, block);
+  if (verdict == nullptr || !book.have[block] || !book.whole[block]) return;
+  const RankSet& counted = book.counted[block];
+  const std::string what = "op " + std::to_string(op) + " block " + std::to_string(block);
+  if (verdict->ranks != counted.count()) {
+    violation(what + ": its PULL counts " + std::to_string(verdict->ranks) + " ranks, the value has " +
+              std::to_string(counted.count()));
+  }
+  if (verdict->flags == wire::kFlagRow) return;
+  if ((verdict->flags == wire::kFlagSkip) != counted.none()) violation(what + ": skip and value disagree");
+  if (counted.none()) return;
+  uint32_t first = 0;
+  for (uint32_t node = 0; node < options_.nodes(); ++node) {
+    bool in = false;
+    for (uint32_t i = 0; i < options_.ranks_of_node[node]; ++i) in = in || counted[first + i];
+    first += options_.ranks_of_node[node];
+    const auto& list = verdict->not_counted;
+    const bool out = std::find(list.begin(), list.end(), node) != list.end();
+    if (in == out) {
+      violation(what + ": node " + std::to_string(node) + (in ? " is in the value" : " is not in the value") +
+                ", its verdict says otherwise");
+    }
+  }
+}
+
+void ResultChecker::finish(uint32_t op, Book* book) {
+  const OpShape& shape = options_.program[op];
+  const uint32_t blocks = gradients_.blocks(shape);
+  // Of a node's ranks, the same ones are in every block that counts the node (on each lane: it freezes on its own).
+  std::vector<RankSet> frozen(static_cast<size_t>(options_.nodes()) * options_.lanes);
+  const exchange::Geometry g = wire_->geometry(op);
+  uint32_t shard = 0;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    while (shard + 1 < g.nodes && g.shard_first(shard + 1) <= block) ++shard;
+    const auto lane = static_cast<uint32_t>((block - g.shard_first(shard)) % options_.lanes);
+    compare_with_wire(op, block, *book);
+    if (!book->have[block] || !book->whole[block]) continue;
+    ++shares_.blocks;
+    shares_.pairs += options_.ranks();
+    shares_.uncounted += options_.ranks() - book->counted[block].count();
+    if (book->counted[block].none()) ++shares_.skipped;
+    uint32_t first = 0;
+    for (uint32_t node = 0; node < options_.nodes(); ++node) {
+      RankSet mine;
+      for (uint32_t i = 0; i < options_.ranks_of_node[node]; ++i)
+        mine[first + i] = book->counted[block][first + i];
+      first += options_.ranks_of_node[node];
+      if (mine.none()) continue;
+      RankSet& before = frozen[node * options_.lanes + lane];
+      if (before.any() && before != mine) {
+        violation("op " + std::to_string(op) + " block " + std::to_string(block) + ": node " +
+                  std::to_string(node) + " has other ranks in it than in the block before");
+      }
+      before = mine;
+    }
+  }
+  for (uint32_t r = 0; r < book->ranks.size(); ++r) {
+    const Rank& rank = book->ranks[r];
+    if (rank.error) continue;
+    uint32_t skipped = 0, uncounted = 0, unknown = 0;
+    for (uint32_t block = 0; block < blocks; ++block) {
+      const bool missing = !rank.missing.empty() && rank.missing[block];
+      if (!book->have[block] || !book->known[block][r]) {
+        ++unknown;
+        continue;
+      }
+      const bool skip = book->whole[block] && book->counted[block].none();
+      if (!book->counted[block][r]) ++uncounted;
+      if (!missing && skip) ++skipped;
+      if (missing && skip) ++unknown;  // zero either way, where not all ranges were listed
+      if (!book->whole[block]) ++unknown;
+    }
+    const std::string what = "op " + std::to_string(op) + " rank " + std::to_string(r);
+    if (rank.skipped < skipped || rank.skipped > skipped + unknown) {
+      violation(what + " reports " + std::to_string(rank.skipped) + " skipped blocks, there are " +
+                std::to_string(skipped));
+    }
+    if (rank.uncounted < uncounted || rank.uncounted > uncounted + unknown) {
+      violation(what + " reports " + std::to_string(rank.uncounted) + " uncounted blocks, there are " +
+                std::to_string(uncounted));
+    }
+  }
+  book->values = {};
+  book->counted = {};
+  book->known = {};
+  book->ranks[0].missing = {};
+}
+
+void ResultChecker::at_end(const RunEnd& end) {
+  for (auto& [op, book] : books_) {
+    if (book.resolved < options_.ranks() && end.finished && !options_.crash && !options_.mismatch) {
+      violation("op " + std::to_string(op) + " is not resolved on all ranks");
+    }
+  }
+}
+
+EventChecker::EventChecker(const Options& options, Violations* violations)
+    : Checker(violations), options_(options), states_(options.program.size() * options.ranks(), 0) {}
+
+void EventChecker::on_submit(Micros now, uint32_t rank, uint32_t op, Status answer) {
+  if (answer != Status::kOk) {
+    violation("op " + std::to_string(op) + " of rank " + std::to_string(rank) + " was refused at " +
+              std::to_string(now) + " us: " + status_name(answer));
+  }
+  state(rank, op) |= kSubmitted;
+}
+
+void EventChecker::on_result(const Completion& c) {
+  const std::string what = "op " + std::to_string(c.op) + " rank " + std::to_string(c.rank);
+  uint8_t& state = this->state(c.rank, c.op);
+  if ((state & kSubmitted) == 0) violation(what + ": RESULT of an op that was not submitted");
+  if ((state & kResult) != 0) violation(what + ": two RESULTs");
+  state |= kResult;
+  ++results_;
+  const bool exact = options_.program[c.op].op_class == OpClass::kExact;
+  bool allowed = c.status == Status::kOk || (c.status == Status::kIncomplete && !exact);
+  if (options_.crash) allowed = allowed || c.status == Status::kPeerLost || c.status == Status::kAborted;
+  if (options_.mismatch) allowed = allowed || c.status == Status::kMismatch || c.status == Status::kAborted;
+  if (!allowed) {
+    violation(what + ": " + status_name(c.status) + " at " + std::to_string(c.now) + " us: " + c.text);
+  }
+  if (is_error(c.status) && c.text.empty())
+    violation(what + ": " + status_name(c.status) + " without a text");
+  if (is_error(c.status)) state |= kError;
+}
+
+void EventChecker::on_resolved(const Completion& c) {
+  const std::string what = "op " + std::to_string(c.op) + " rank " + std::to_string(c.rank);
+  uint8_t& state = this->state(c.rank, c.op);
+  if ((state & kResult) == 0) violation(what + ": RESOLVED before RESULT");
+  if ((state & kResolved) != 0) violation(what + ": two RESOLVEDs");
+  if (!c.contribution_intact) violation(what + ": somebody has written to the contribution");
+  state |= kResolved;
+}
+
+void EventChecker::on_released(uint32_t rank, uint32_t op, bool untouched) {
+  if (!untouched) {
+    violation("op " + std::to_string(op) + " rank " + std::to_string(rank) +
+              ": a slot was written to after RESOLVED");
+  }
+}
+
+void EventChecker::at_end(const RunEnd& end) {
+  if (!end.finished) return;
+  uint32_t first = 0;
+  for (uint32_t node = 0; node < options_.nodes(); ++node) {
+    const bool live = std::find(end.live_nodes.begin(), end.live_nodes.end(), node) != end.live_nodes.end();
+    for (uint32_t i = 0; i < options_.ranks_of_node[node]; ++i, ++first) {
+      if (!live) continue;
+      for (uint32_t op = 0; op < options_.program.size(); ++op) {
+        if ((state(first, op) & ~kError) == (kSubmitted | kResult | kResolved)) continue;
+        violation("op " + std::to_string(op) + " rank " + std::to_string(first) +
+                  ": not all of submit, RESULT, RESOLVED");
+      }
+    }
+  }
+}
+
+void TimeChecker::on_result(const Completion& c) {
+  constexpr Micros kAllowance = 5'000;
+  const Micros took = c.now - c.submitted - c.paused;
+  const Micros h = options_.hard_deadline;
+  const Micros bound = options_.program[c.op].op_class == OpClass::kExact
+                           ? c.lag + options_.op_timeout
+                           : c.waited + h + options_.pull_patience * h;
+  const std::string what =
+      "op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " (" + status_name(c.status) + ")";
+  if (took > bound + kAllowance) {
+    violation(what + ": RESULT after " + std::to_string(took) + " us, " + std::to_string(took - bound) +
+              " above its bound (lag " + std::to_string(c.lag) + ", with quorum " + std::to_string(c.waited) +
+              ")");
+  }
+  if (c.waited > options_.rank_timeout + c.paused + kAllowance) {
+    violation(what + ": waited " + std::to_string(c.waited) + " us to begin, above rank_timeout");
+  }
+  if (c.negative_wait || c.waited > took + c.paused) {
+    violation(what + ": waited " + std::to_string(c.waited) + " us to begin of " + std::to_string(took) +
+              " us");
+  }
+}
+
+void TimeChecker::at_end(const RunEnd& end) {
+  if (!end.finished) violation("stalled at " + std::to_string(end.now) + " us: " + end.stuck);
+}
+
+void HealChecker::on_heal(Micros /*now*/, uint32_t last_op_submitted) {
+  last_before_ = last_op_submitted;
+  // A round is what a rank has in flight at a time.
+  first_ok_ = last_op_submitted + 1 + 2 * options_.in_flight;
+}
+
+void HealChecker::on_result(const Completion& c) {
+  // An owner whose pool is full cannot take part in an op: the others may find it incomplete, well network or not.
+  if (options_.pool_ops < exchange::kWindow) return;
+  if (c.op >= first_ok_ && c.status != Status::kOk && !options_.crash && !options_.mismatch) {
+    violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " is " +
+              status_name(c.status) + " though the network is well since op " + std::to_string(last_before_));
+  }
+}
+
+void PoolChecker::at_end(const RunEnd& end) {
+  if (!end.finished) return;
+  for (const exchange::Lane* lane : end.lanes) {
+    if (lane->failed()) continue;
+    if (!lane->idle() || !lane->drained() || lane->counters().open_ops != 0 ||
+        lane->counters().pool_used_bytes != 0) {
+      violation("node " + std::to_string(lane->settings().self) + " lane " +
+                std::to_string(lane->settings().lane) + (lane->idle() ? "" : " is not idle,") +
+                (lane->drained() ? "" : " is not drained,") + " has " +
+                std::to_string(lane->counters().open_ops) + " ops open and " +
+                std::to_string(lane->counters().pool_used_bytes) + " bytes in use");
+    }
+  }
+}
+
+}  // namespace sluice::simulation

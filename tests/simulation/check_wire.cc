@@ -1,0 +1,196 @@
+#include "tests/simulation/check_wire.h"
+
+#include <cstring>
+
+#include "tests/simulation/hash.h"
+
+namespace sluice::simulation {
+
+using wire::Type;
+
+NonceChecker::NonceChecker(const Options& options, Violations* violations)
+    : Checker(violations),
+      lanes_(options.lanes),
+      hash_(static_cast<size_t>(options.nodes()) * options.lanes) {}
+
+void NonceChecker::on_sent(const Sent& sent) {
+  if (sent.header.sender != sent.node || sent.header.lane != sent.lane) {
+    violation("node " + std::to_string(sent.node) + " lane " + std::to_string(sent.lane) + " sends as node " +
+              std::to_string(sent.header.sender) + " lane " + std::to_string(sent.header.lane));
+    return;
+  }
+  auto& hashes = hash_[sent.node * lanes_ + sent.lane];
+  const uint64_t counter = sent.header.counter;
+  // Counters are used one after the other: a gap of millions would be a counter made up.
+  if (counter == 0 || counter > hashes.size() + 1'000'000) {
+    violation("node " + std::to_string(sent.node) + " sends counter " + std::to_string(counter) +
+              " after at most " + std::to_string(hashes.size()));
+    return;
+  }
+  if (counter >= hashes.size()) hashes.resize(counter + 1 + counter / 2, 0);
+  if (hashes[counter] == 0) hashes[counter] = sent.hash;
+  if (hashes[counter] != sent.hash) {
+    violation("node " + std::to_string(sent.node) + " lane " + std::to_string(sent.lane) +
+              " sealed two packets with " + "counter " + std::to_string(counter) + ", the second a " +
+              wire::type_name(static_cast<Type>(sent.header.type)) + " of op " +
+              std::to_string(sent.header.op_seq));
+  }
+}
+
+FrozenChecker::FrozenChecker(const Options& options, const Gradients& gradients, Violations* violations)
+    : Checker(violations), options_(options), gradients_(gradients) {}
+
+exchange::Geometry FrozenChecker::geometry(uint32_t op) const {
+  exchange::Geometry geometry;
+  geometry.count = options_.program[op].count;
+  geometry.block_elements = gradients_.block_elements(options_.program[op]);
+  geometry.nodes = options_.nodes();
+  geometry.lanes = options_.lanes;
+  return geometry;
+}
+
+const FrozenChecker::Verdict* FrozenChecker::verdict(uint32_t op, uint32_t block) const {
+  const auto book = books_.find(op);
+  if (book == books_.end() || !book->second.pull[block].seen) return nullptr;
+  return &book->second.pull[block];
+}
+
+void FrozenChecker::on_sent(const Sent& sent) {
+  const auto type = static_cast<Type>(sent.header.type);
+  if (type != Type::kPush && type != Type::kPull) return;
+  const uint32_t op = sent.header.op_seq;
+  const std::string what = std::string(wire::type_name(type)) + " of op " + std::to_string(op) + " shard " +
+                           std::to_string(sent.header.shard) + " block " + std::to_string(sent.header.block) +
+                           " from node " + std::to_string(sent.node);
+  if (op >= options_.program.size()) return violation(what + ": there is no such op");
+  if (options_.mismatch && op == options_.mismatch_op) return;  // the shape is in doubt
+  const exchange::Geometry g = geometry(op);
+  if (sent.header.shard >= g.nodes || sent.header.block >= g.shard_blocks(sent.header.shard)) {
+    return violation(what + ": there is no such block");
+  }
+  const uint32_t owner = exchange::Geometry::owner(sent.header.shard, op, g.nodes);
+  if (owner != (type == Type::kPush ? sent.to : sent.node)) {
+    return violation(what + " to node " + std::to_string(sent.to) + ": node " + std::to_string(owner) +
+                     " owns it");
+  }
+  if (sent.header.block % options_.lanes != sent.lane)
+    return violation(what + ": is not of lane " + std::to_string(sent.lane));
+  Book& book = books_[op];
+  if (book.pull.empty()) {
+    book.push.resize(g.blocks() * g.nodes, 0);
+    book.held.resize(g.nodes, 0);
+    book.pull.resize(g.blocks());
+  }
+  const uint64_t block = g.shard_first(sent.header.shard) + sent.header.block;
+  const bool skip = type == Type::kPull && (sent.header.flags & wire::kFlagSkip) != 0;
+  if (sent.header.elements != (skip ? 0 : g.elements_of(sent.header.shard, sent.header.block))) {
+    return violation(what + ": has " + std::to_string(sent.header.elements) + " elements");
+  }
+  type == Type::kPush ? push(sent, block, &book) : pull(sent, block, &book);
+}
+
+void FrozenChecker::push(const Sent& sent, uint64_t block, Book* book) {
+  const uint64_t hash = hash_bytes(sent.payload) | 1;
+  uint64_t& before = book->push[sent.node * book->pull.size() + block];
+  const std::string what = "node " + std::to_string(sent.node) + " pushed block " + std::to_string(block) +
+                           " of op " + std::to_string(sent.header.op_seq);
+  if (before != 0 && before != hash) violation(what + " with other bytes than before");
+  before = hash;
+  uint16_t& held = book->held[sent.node];
+  const uint16_t ranks = sent.header.ranks;
+  // A node freezes once, on each lane on its own: lanes may differ in the local ranks they hold.
+  if (options_.lanes == 1 && held != 0 && held != ranks)
+    violation(what + " for another number of ranks than before");
+  held = ranks;
+  if (ranks == 0 || ranks > options_.ranks_of_node[sent.node]) {
+    violation(what + " for " + std::to_string(ranks) + " ranks");
+  }
+}
+
+void FrozenChecker::pull(const Sent& sent, uint64_t block, Book* book) {
+  constexpr uint8_t kForms = wire::kFlagAllCounted | wire::kFlagSkip | wire::kFlagRow;
+  const uint8_t flags = sent.header.flags & kForms;
+  const uint64_t hash = hash_bytes(sent.payload, mix(flags, sent.header.ranks));
+  Verdict& verdict = book->pull[block];
+  const std::string what = "node " + std::to_string(sent.node) + " pulled block " + std::to_string(block) +
+                           " of op " + std::to_string(sent.header.op_seq);
+  if (verdict.seen) {
+    if (verdict.hash != hash) violation(what + " with another value or verdict than before");
+    return;
+  }
+  verdict.seen = true;
+  verdict.hash = hash;
+  verdict.flags = flags;
+  verdict.ranks = sent.header.ranks;
+  if ((flags & (flags - 1)) != 0) violation(what + " with more than one form of verdict");
+  if (flags != 0) return;
+  const size_t values = sent.header.elements * element_size(options_.program[sent.header.op_seq].type);
+  uint16_t count = 0;
+  if (sent.payload.size() < values + sizeof count) return violation(what + " without a verdict");
+  std::memcpy(&count, sent.payload.data() + values, sizeof count);
+  if (count > wire::kMaxListedSenders || sent.payload.size() != values + sizeof count * (1 + count)) {
+    return violation(what + " with a list of " + std::to_string(count) + " in " +
+                     std::to_string(sent.payload.size()) + " bytes");
+  }
+  verdict.not_counted.resize(count);
+  if (count > 0) {
+    std::memcpy(verdict.not_counted.data(), sent.payload.data() + values + sizeof count,
+                count * sizeof count);
+  }
+}
+
+DropChecker::DropChecker(const Options& options, Violations* violations)
+    : Checker(violations),
+      options_(options),
+      seen_(static_cast<size_t>(options.nodes()) * options.lanes, std::vector<uint64_t>(kReasons, 0)),
+      accepted_(seen_.size(), 0) {}
+
+void DropChecker::on_delivered(const Delivered& delivered) {
+  const size_t place = delivered.node * options_.lanes + delivered.lane;
+  if (delivered.drop == wire::Drop::kNone) {
+    ++accepted_[place];
+    wire::Header header;
+    std::memcpy(&header, delivered.datagram.data(), std::min(sizeof header, delivered.datagram.size()));
+    const auto type = static_cast<Type>(header.type);
+    // (Another control packet may be one that was lost the first time.)
+    if (delivered.again && (type == Type::kPush || type == Type::kPull || type == Type::kAnnounce)) {
+      violation("node " + std::to_string(delivered.node) + " took an old " + wire::type_name(type) +
+                " of op " + std::to_string(header.op_seq) + " from node " + std::to_string(delivered.from) +
+                " after the end");
+    }
+    if (!delivered.genuine && options_.sealing != wire::Sealing::kNone) {
+      violation("node " + std::to_string(delivered.node) + " took a datagram that nobody sent: type " +
+                std::to_string(header.type) + " op " + std::to_string(header.op_seq) + " counter " +
+                std::to_string(header.counter) + ", " + std::to_string(delivered.datagram.size()) + " bytes");
+    }
+    return;
+  }
+  const auto reason = static_cast<size_t>(delivered.drop);
+  if (reason >= kReasons) return violation("drop without a reason: " + std::to_string(reason));
+  ++seen_[place][reason];
+}
+
+void DropChecker::at_end(const RunEnd& end) {
+  for (const exchange::Lane* lane : end.lanes) {
+    const auto& settings = lane->settings();
+    const size_t place = settings.self * options_.lanes + settings.lane;
+    for (size_t reason = 1; reason < kReasons; ++reason) {
+      const uint64_t counted = lane->counters().drops[reason];
+      if (counted != seen_[place][reason]) {
+        violation("node " + std::to_string(settings.self) + " counts " + std::to_string(counted) +
+                  " drops '" + wire::drop_name(static_cast<wire::Drop>(reason)) + "', there were " +
+                  std::to_string(seen_[place][reason]));
+      }
+    }
+    const uint64_t received = lane->counters().packets_received;
+    uint64_t dropped = 0;
+    for (const uint64_t count : seen_[place]) dropped += count;
+    if (received != accepted_[place] && received != accepted_[place] + dropped) {
+      violation("node " + std::to_string(settings.self) + " counts " + std::to_string(received) +
+                " packets received, it took " + std::to_string(accepted_[place]) + " and dropped " +
+                std::to_string(dropped));
+    }
+  }
+}
+
+}  // namespace sluice::simulation

@@ -1,0 +1,148 @@
+// The nodes of one job over a virtual network, in one thread and in virtual time: real lanes (transport/exchange), the
+// loop of a daemon's engine around them, and trainers that call ops and wait for them.
+//
+// A node does at each of its moments what the engine does: hand in the packets that have arrived, submit what its
+// trainers call, tick when a timer is due, send while its device has room, hand out events. Computation costs no
+// virtual time; cables, delays, computations of trainers and pauses do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/prng.h"
+#include "tests/simulation/checker.h"
+#include "tests/simulation/gradients.h"
+#include "tests/simulation/options.h"
+#include "transport/exchange/lane.h"
+#include "transport/port/sim/network.h"
+
+namespace sluice::simulation {
+
+// What happened in a run, for summaries.
+struct RunFacts {
+  uint64_t hash = 0;  // of every datagram sent and every event, in order
+  Micros virtual_us = 0;
+  uint64_t datagrams = 0, bytes = 0;
+  uint64_t by_type[wire::kTypes] = {};
+  uint64_t drops[static_cast<size_t>(wire::Drop::kCount)] = {};
+  uint64_t results[32] = {};  // by Status
+  uint64_t misrouted = 0, forged = 0, source_mismatch = 0, pauses = 0, late_submits = 0, not_sent = 0;
+  uint64_t blocks_repaired = 0;
+  uint64_t results_waited_lag = 0;  // RESULTs that spent over 1 ms in lag_wait
+  Micros lag_max = 0;
+  port::sim::NetworkCounters network;
+};
+
+class Cluster {
+ public:
+  Cluster(const Options& options, const Gradients& gradients, std::vector<std::unique_ptr<Checker>> checkers);
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  // Runs the program to its end, heals what is not healed, lets everything come to rest, and asks the checkers.
+  RunFacts run();
+
+  // Called with every datagram before it is sent; false: it is lost. For tests that lose chosen packets.
+  using Filter = bool (*)(const wire::Header& header, uint32_t from, uint32_t to, void* context);
+  void set_filter(Filter filter, void* context) {
+    filter_ = filter;
+    filter_context_ = context;
+  }
+  // Prints every event (not every packet) as it happens.
+  void set_verbose(bool verbose) { verbose_ = verbose; }
+
+ private:
+  struct Call {  // an op of one rank between submit and RESOLVED
+    std::vector<std::byte> contribution, result;
+    uint64_t contribution_hash = 0;
+    Micros submitted = 0, paused_before = 0;
+    uint32_t lanes_result = 0, lanes_resolved = 0;
+    Completion completion;
+  };
+  struct Released {  // slots of an op after RESOLVED, kept for a while to see that nobody uses them
+    uint32_t rank = 0, op = 0;
+    std::vector<std::byte> contribution, result;
+    uint64_t hash = 0;
+  };
+  struct Old {  // a datagram that will come again at the end
+    uint32_t from = 0, to = 0;
+    std::vector<std::byte> bytes;
+  };
+  struct Rank {
+    uint32_t id = 0, node = 0, local = 0;
+    uint32_t next_op = 0, without_result = 0, without_resolved = 0;
+    Micros ready = 0;  // when the next op may be called
+    std::map<uint32_t, Call> calls;
+  };
+  struct Unsent {     // taken from a lane, not yet by the device
+    uint32_t to = 0;  // endpoint
+    std::vector<std::byte> bytes;
+  };
+  struct Node {
+    std::vector<std::unique_ptr<exchange::Lane>> lanes;
+    std::vector<Rank*> ranks;
+    std::vector<Unsent> unsent;
+    size_t unsent_first = 0;
+    bool more_to_send = false;
+    bool crashed = false;
+    bool touched = false;  // something arrived since it ran
+    Micros wake = 0;
+    Micros paused = 0;        // in all, until now
+    Micros pause_seen = 0;    // end of the pause that was counted last
+    uint32_t first_lane = 0;  // rotates
+  };
+
+  const OpShape& shape_for(uint32_t rank, uint32_t op) const;
+  exchange::Settings settings_for(uint32_t node, uint32_t lane) const;
+  void arrive(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
+  void deliver(uint32_t from_node, uint32_t node, uint32_t lane, std::span<const std::byte> bytes,
+               bool again = false);
+  void everything_again();
+  void release(uint32_t rank, uint32_t op, Call* call);
+  void look_at_released(size_t keep);
+  void misroute_and_forge(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
+  bool genuine(uint32_t from_node, uint32_t lane, std::span<const std::byte> bytes) const;
+  void run_node(uint32_t node);
+  bool submit_ready(Rank* rank);
+  void schedule_next_call(Rank* rank);
+  void send_all(uint32_t node);
+  bool send_one(uint32_t node, uint32_t lane, const exchange::Outgoing& packet);
+  bool flush_unsent(Node* node, uint32_t index);
+  bool take_events(uint32_t node);
+  void take_event(uint32_t node, uint32_t lane, const exchange::Event& event);
+  void update_wake(uint32_t node);
+  void heal();
+  bool all_resolved() const;
+  bool all_at_rest() const;
+  std::string who_waits() const;
+  void note(uint64_t a, uint64_t b);
+
+  const Options& options_;
+  const Gradients& gradients_;
+  std::vector<std::unique_ptr<Checker>> checkers_;
+  port::sim::Network network_;
+  Prng random_;  // of trainers; faults of the harness have their own
+  Prng fault_random_;
+  std::vector<Rank> ranks_;
+  std::vector<Node> nodes_;
+  std::vector<std::vector<uint64_t>> sent_;  // hash by counter, per (node, lane)
+  Filter filter_ = nullptr;
+  void* filter_context_ = nullptr;
+  bool verbose_ = false;
+  bool healed_ = false;
+  Micros last_progress_ = 0;
+  uint32_t furthest_ = 0;  // ops called by the rank that is ahead
+  std::vector<std::byte> scratch_;
+  std::deque<Released> released_;
+  std::vector<Old> old_;
+  RunFacts facts_;
+};
+
+}  // namespace sluice::simulation

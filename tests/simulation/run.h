@@ -1,0 +1,33 @@
+// One run of the simulator: options in, facts and violations out.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/simulation/check_results.h"
+#include "tests/simulation/cluster.h"
+#include "tests/simulation/options.h"
+
+namespace sluice::simulation {
+
+struct RunResult {
+  RunFacts facts;
+  ResultChecker::Shares shares;
+  uint64_t violations = 0;
+  std::vector<std::string> list;  // the first of them
+
+  bool ok() const { return violations == 0; }
+};
+
+struct RunHooks {
+  Cluster::Filter filter = nullptr;
+  void* context = nullptr;
+  bool verbose = false;
+};
+
+RunResult run(const Options& options, const RunHooks& hooks = {});
+
+// For a person: the violations, the options, and the command that runs this seed again.
+std::string report(const Options& options, const RunResult& result);
+
+}  // namespace sluice::simulation

@@ -1,0 +1,357 @@
+#include "tests/simulation/swarm.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/assert.h"
+#include "base/prng.h"
+#include "tests/simulation/hash.h"
+#include "transport/wire/packet.h"
+
+namespace sluice::simulation {
+namespace {
+
+// Packets that a seed may cost, so that thousands of seeds stay affordable.
+constexpr uint64_t kPacketBudget = 40'000;
+
+// Draws without logarithms, which differ in the last bit between C libraries.
+class Random : public Prng {
+ public:
+  using Prng::Prng;
+  template <typename T>
+  T pick(std::initializer_list<T> values) {
+    return values.begin()[below(values.size())];
+  }
+  double real(double low, double high) {
+    return low + (high - low) * (static_cast<double>(next() >> 11) * 0x1p-53);
+  }
+  // Mostly small, at times up to `max`.
+  double rate(double max) {
+    const double x = real(0, 1);
+    return max * x * x;
+  }
+};
+
+Options begin(const char* scenario, uint64_t seed) {
+  Options options;
+  options.scenario = scenario;
+  options.seed = seed;
+  return options;
+}
+
+OpShape draw_shape(Random* random, const Options& options, OpClass op_class) {
+  OpShape shape;
+  shape.op_class = op_class;
+  shape.type = static_cast<ElementType>(random->below(kElementTypes));
+  shape.kind = is_float(shape.type) && random->chance(0.5) ? ReduceKind::kMean : ReduceKind::kSum;
+  shape.tag = random->next();
+  const uint64_t e = wire::elements_per_block(options.payload, shape.type);
+  switch (random->below(10)) {
+    case 0:
+      shape.count = random->below(2);
+      break;  // nothing, or one element
+    case 1:
+      shape.count = e - 1 + random->below(3);
+      break;  // a block, one less, one more
+    case 2:
+      shape.count = e * options.nodes() - 1 + random->below(3);
+      break;
+    case 3:
+      shape.count = 1 + random->below(e * 2);
+      break;
+    default:
+      shape.count =
+          static_cast<uint64_t>(random->log_between(static_cast<int64_t>(e), static_cast<int64_t>(200 * e)));
+  }
+  return shape;
+}
+
+uint64_t packets_of(const Options& options, const OpShape& shape) {
+  const uint64_t blocks = shape.count / wire::elements_per_block(options.payload, shape.type) + 1;
+  const uint64_t n = options.nodes();
+  return 2 * blocks * (n - 1) + 6 * n * n;
+}
+
+void draw_program(Random* random, Options* options) {
+  const bool tiny = random->chance(0.15);  // many small ops: the window of 64 goes round
+  const auto ops = static_cast<uint32_t>(tiny ? random->between(100, 180) : random->between(10, 40));
+  const double exact_share = random->pick({0.0, 0.0, 0.3, 0.3, 1.0});
+  uint64_t packets = 0;
+  for (uint32_t op = 0; op < ops; ++op) {
+    const OpClass op_class = random->chance(exact_share) ? OpClass::kExact : OpClass::kConsistent;
+    OpShape shape = draw_shape(random, *options, op_class);
+    if (tiny) shape.count %= 3 * wire::elements_per_block(options->payload, shape.type);
+    packets += packets_of(*options, shape);
+    options->program.push_back(shape);
+    if (packets > kPacketBudget && options->program.size() >= 8) break;
+  }
+  if (random->chance(0.02) && options->payload >= 1024) {
+    options->in_flight = std::min(options->in_flight, 2U);
+    options->flow_window_min = 64 * 1024;
+    options->flow_window = 256 * 1024;
+    options->plan.bits_per_second = 10'000'000'000;
+    OpShape& shape = options->program[random->below(options->program.size())];
+    shape.count = 1'000'007;
+    if (element_size(shape.type) > 4)
+      shape = {shape.count, ElementType::kF32, ReduceKind::kSum, shape.op_class, shape.tag};
+  }
+}
+
+// H and the like must be possible on this network once it is well: four times the time of one direction (protocol,
+// section 4), for all that can be in flight, and for a flow window that starts at its smallest.
+Micros least_deadline(const Options& options) {
+  const Micros rtt = 2 * (options.plan.everywhere.latency + options.plan.everywhere.jitter);
+  const auto bytes = static_cast<double>(options.largest_op_bytes()) * options.in_flight * 1.2;
+  const double transfer = bytes * 8e6 / static_cast<double>(options.plan.bits_per_second);
+  const double windows = bytes / options.nodes() / options.flow_window_min + 1;
+  return static_cast<Micros>(8 * (transfer + windows * static_cast<double>(rtt))) + 20 * rtt;
+}
+
+void draw_job(Random* random, Options* options) {
+  const auto nodes = random->pick<uint32_t>({1, 2, 2, 3, 3, 3, 5, 5, 8, 8, 16});
+  options->ranks_of_node.assign(nodes, 1);
+  if (random->chance(0.3)) {
+    for (uint32_t& ranks : options->ranks_of_node) ranks = random->chance(0.6) ? 2 : 1;
+  }
+  options->lanes = random->chance(0.15) ? 2 : 1;
+  options->payload = random->chance(0.5) ? 1408 : static_cast<uint32_t>(random->between(3, 22)) * 64;
+  options->sealing = random->chance(0.4) ? wire::Sealing::kAuth : wire::Sealing::kNone;
+  options->pull_patience = random->pick<uint32_t>({0, 2, 4, 4, 8});
+  options->min_contribution = random->pick({0.5, 0.5, 0.5, 0.3, 0.8, 1.0});
+  options->max_lag = random->pick<uint32_t>({1, 2, 4, 8, 32});
+  options->incast =
+      static_cast<uint32_t>(random->between(1, std::max(1, std::min<int>(4, static_cast<int>(nodes) - 1))));
+  options->flow_window_min = static_cast<uint32_t>(random->between(4, 32)) * 1024;
+  options->flow_window = options->flow_window_min * static_cast<uint32_t>(random->between(1, 16));
+  options->plan.everywhere.latency = random->between(5, 200);
+  options->plan.everywhere.jitter = random->between(0, 50);
+  options->plan.bits_per_second = random->pick<uint64_t>({1, 10, 10, 100}) * 1'000'000'000;
+  options->burst = random->pick<uint32_t>({2, 3, 8, 32});
+  options->in_flight = static_cast<uint32_t>(random->between(1, 8));
+  options->step_ops = static_cast<uint32_t>(random->between(1, 4));
+  options->pool_ops = random->pick<uint32_t>({1, 2, 4, 64, 64, 64});
+  draw_program(random, options);
+  options->hard_deadline = std::max(random->between(2'000, 20'000), least_deadline(*options));
+  options->compute = random->between(0, std::min<Micros>(options->hard_deadline, 50'000));
+}
+
+void draw_late(Random* random, Options* options) {
+  options->late_share = random->real(0.12, 0.2);
+  options->late_max = std::min<Micros>(4 * options->hard_deadline, 1'000'000);
+}
+
+void draw_faults(Random* random, Options* options) {
+  port::sim::FaultPlan& plan = options->plan;
+  port::sim::LinkFaults& f = plan.everywhere;
+  if (random->chance(0.6)) f.loss = random->rate(0.3);
+  if (random->chance(0.2)) {
+    f.burst_enter = random->real(0.0005, 0.01);
+    f.burst_leave = random->real(0.02, 0.3);
+    f.burst_loss = random->real(0.3, 1.0);
+  }
+  if (random->chance(0.4)) f.duplicate = random->rate(0.2);
+  if (random->chance(0.4)) {
+    f.reorder = random->real(0, 0.5);
+    f.reorder_delay = random->log_between(20, 20'000);
+  }
+  if (random->chance(0.2)) {
+    f.tail_probability = random->rate(0.05);
+    f.tail_max = std::max<Micros>(f.tail_min, 2 * options->hard_deadline);
+  }
+  if (random->chance(0.4)) f.replay = random->rate(0.05);
+  if (random->chance(0.3)) f.truncate = random->rate(0.05);
+  if (options->sealing ==
+      wire::Sealing::kAuth) {  // without tags nothing tells a changed packet from a true one
+    if (random->chance(0.5)) f.corrupt = random->rate(0.1);
+    if (random->chance(0.5)) options->forge = random->rate(0.1);
+  }
+  if (random->chance(0.3)) options->misroute = random->rate(0.05);
+  const auto nodes = options->nodes();
+  if (random->chance(0.2)) {  // one node's cable is bad
+    const auto node = static_cast<uint32_t>(random->below(nodes));
+    port::sim::LinkFaults bad = f;
+    bad.loss = random->rate(0.5);
+    plan.rules.push_back({node, port::sim::kAnyNode, bad});
+    plan.rules.push_back({port::sim::kAnyNode, node, bad});
+  }
+  if (nodes > 1 && random->chance(0.2)) {  // one path in one direction
+    const auto from = static_cast<uint32_t>(random->below(nodes));
+    port::sim::LinkFaults bad = f;
+    bad.loss = random->rate(0.7);
+    plan.rules.push_back({from, (from + 1 + static_cast<uint32_t>(random->below(nodes - 1))) % nodes, bad});
+  }
+  if (random->chance(0.3)) {
+    const auto pauses = random->between(1, 12);
+    const Micros horizon = static_cast<Micros>(options->program.size()) * options->hard_deadline;
+    for (int64_t i = 0; i < pauses; ++i) {
+      const Micros start = random->between(0, horizon);
+      const Micros longest = std::min<Micros>(4 * options->hard_deadline, 600'000);
+      plan.pauses.push_back(
+          {static_cast<uint32_t>(random->below(nodes)), start, start + random->between(1, longest)});
+    }
+  }
+  plan.receive_buffer = random->pick<uint32_t>({64, 1024, 4096, 4096});
+}
+
+Options swarm(uint64_t seed) {
+  Options options = begin("swarm", seed);
+  Random random(mix(seed, 1));
+  draw_job(&random, &options);
+  if (random.chance(0.75)) draw_late(&random, &options);
+  if (random.chance(0.95)) draw_faults(&random, &options);
+  return options;
+}
+
+// The runs of protocol, section 17: small networks on which the traps showed.
+Options trap_run(const char* name, uint64_t seed, uint32_t nodes, double loss, double duplicates,
+                 double late) {
+  Options options = begin(name, seed);
+  Random random(mix(seed, 2));
+  options.ranks_of_node.assign(nodes, 1);
+  options.hard_deadline = 10'000;
+  options.compute = 5'000;
+  options.max_lag = 4;
+  options.in_flight = 2;
+  options.plan.bits_per_second = 10'000'000'000;
+  for (uint32_t op = 0; op < 80; ++op) {
+    OpShape shape;
+    shape.type = ElementType::kF32;
+    shape.op_class = OpClass::kConsistent;
+    shape.kind = random.chance(0.5) ? ReduceKind::kMean : ReduceKind::kSum;
+    shape.count =
+        wire::elements_per_block(options.payload, shape.type) * static_cast<uint64_t>(random.between(1, 24));
+    options.program.push_back(shape);
+  }
+  options.plan.everywhere.loss = loss;
+  options.plan.everywhere.duplicate = duplicates;
+  options.plan.everywhere.replay = 0.02;
+  options.late_share = late;
+  options.late_max = 4 * options.hard_deadline;
+  options.heal_at = 0.9;
+  return options;
+}
+
+Options base_run(uint64_t seed) { return trap_run("base", seed, 3, 0.01, 0, 0.12); }
+Options target_run(uint64_t seed) { return trap_run("target", seed, 4, 0.30, 0.20, 0.20); }
+
+Options lanes(uint64_t seed) {
+  Options options = begin("lanes", seed);
+  Random random(mix(seed, 3));
+  draw_job(&random, &options);
+  options.lanes = static_cast<uint32_t>(random.between(2, 4));
+  if (random.chance(0.5)) draw_late(&random, &options);
+  if (random.chance(0.7)) draw_faults(&random, &options);
+  return options;
+}
+
+Options crash(uint64_t seed) {
+  Options options = begin("crash", seed);
+  Random random(mix(seed, 4));
+  draw_job(&random, &options);
+  if (options.nodes() == 1) options.ranks_of_node.push_back(1);
+  if (random.chance(0.5)) draw_late(&random, &options);
+  if (random.chance(0.5)) draw_faults(&random, &options);
+  options.heal_at = 2;
+  options.crash = true;
+  options.crash_node = static_cast<uint32_t>(random.below(options.nodes()));
+  // Most crashes hit the middle of the program; its length in time is a guess.
+  const auto guess = static_cast<Micros>(options.program.size()) * (options.compute / options.step_ops + 500);
+  options.crash_at = random.between(0, guess);
+  return options;
+}
+
+Options mismatch(uint64_t seed) {
+  Options options = begin("mismatch", seed);
+  Random random(mix(seed, 5));
+  do {
+    options = begin("mismatch", seed);
+    draw_job(&random, &options);
+  } while (options.ranks() == 1);
+  if (random.chance(0.5)) draw_late(&random, &options);
+  if (random.chance(0.3)) draw_faults(&random, &options);
+  options.heal_at = 2;
+  options.mismatch = true;
+  options.mismatch_rank = static_cast<uint32_t>(random.below(options.ranks()));
+  options.mismatch_op = static_cast<uint32_t>(random.below(options.program.size()));
+  OpShape& shape = options.mismatch_shape = options.program[options.mismatch_op];
+  switch (random.below(4)) {
+    case 0:
+      shape.count += 1 + random.below(1000);
+      break;
+    case 1:
+      shape.tag ^= 1ULL << random.below(64);
+      break;
+    case 2:
+      shape.type = static_cast<ElementType>((static_cast<uint32_t>(shape.type) + 1) % kElementTypes);
+      shape.kind = ReduceKind::kSum;
+      break;
+    default:
+      shape.op_class = shape.op_class == OpClass::kExact ? OpClass::kConsistent : OpClass::kExact;
+  }
+  return options;
+}
+
+Options calm(uint64_t seed) {
+  Options options = begin("calm", seed);
+  Random random(mix(seed, 6));
+  draw_job(&random, &options);
+  options.compute_spread = 0.1;
+  options.pool_ops = 64;
+  return options;
+}
+
+Options wide(uint64_t seed) {
+  Options options = begin("wide", seed);
+  Random random(mix(seed, 7));
+  options.ranks_of_node.assign(static_cast<size_t>(random.pick({48, 64})), 1);
+  options.in_flight = 2;
+  options.max_lag = random.pick<uint32_t>({2, 8});
+  for (uint32_t op = 0; op < 12; ++op) {
+    OpShape shape;
+    shape.count = 1 + random.below(400 * 40);
+    shape.op_class = random.chance(0.5) ? OpClass::kExact : OpClass::kConsistent;
+    options.program.push_back(shape);
+  }
+  options.hard_deadline = 20'000;
+  options.compute = 2'000;
+  if (random.chance(0.7)) options.plan.everywhere.loss = random.pick({0.01, 0.05, 0.3});
+  options.flow_window_min = 8 * 1024;
+  options.plan.bits_per_second = 10'000'000'000;
+  return options;
+}
+
+}  // namespace
+
+const std::vector<Scenario>& scenarios() {
+  static const std::vector<Scenario> all = {
+      {"swarm", "every knob drawn per seed, all faults, late trainers", swarm},
+      {"base", "protocol 17, base run: 3 nodes, 1 % loss, 12 % of ops up to 4 H late", base_run},
+      {"target", "protocol 17, target: 4 nodes, 30 % loss, 20 % duplicates, 20 % late", target_run},
+      {"lanes", "as swarm, 2 to 4 lanes", lanes},
+      {"crash", "one node stops for good; the others must end in time", crash},
+      {"mismatch", "one rank calls an op with another shape", mismatch},
+      {"calm", "as swarm, a network without faults and punctual trainers", calm},
+      {"wide", "48 or 64 nodes, small ops", wide},
+  };
+  return all;
+}
+
+const Scenario* find_scenario(std::string_view name) {
+  for (const Scenario& scenario : scenarios()) {
+    if (scenario.name == name) return &scenario;
+  }
+  return nullptr;
+}
+
+Options draw(std::string_view scenario, uint64_t seed) {
+  const Scenario* found = find_scenario(scenario);
+  SLUICE_ASSERT(found != nullptr);
+  return found->draw(seed);
+}
+
+std::string replay_command(const Options& options) {
+  return "build/dev/bin/sluice-sim --seed " + std::to_string(options.seed) + " --scenario " +
+         options.scenario + " --verbose";
+}
+
+}  // namespace sluice::simulation

@@ -1,0 +1,185 @@
+// The trainers of a cluster: when they call, what they hand over, and what comes back.
+#include <algorithm>
+#include <cstdio>
+
+#include "base/assert.h"
+#include "tests/simulation/cluster.h"
+#include "tests/simulation/hash.h"
+
+namespace sluice::simulation {
+
+namespace {
+constexpr size_t kReleasedKept = 128;  // slots that are looked at once more, much later
+}  // namespace
+
+// When the rank will call its next op: after its computation at the start of a step, else soon after the call before.
+void Cluster::schedule_next_call(Rank* rank) {
+  if (rank->next_op >= options_.program.size()) return;
+  // By what the call is and not by when it is made, so that a change of the protocol does not change the trainers.
+  Prng luck(mix(options_.seed, static_cast<uint64_t>(rank->id) << 32 | rank->next_op));
+  const double slow = options_.slowness.empty() ? 1 : options_.slowness[rank->id];
+  const auto spread = static_cast<int64_t>(options_.compute_spread * 1000);
+  Micros wait = 0;
+  if (rank->next_op % options_.step_ops == 0) {
+    wait = static_cast<Micros>(
+               static_cast<double>(options_.compute * (1000 + luck.between(-spread, spread))) * slow) /
+           1000;
+  } else {
+    wait = luck.between(0, 20);
+  }
+  if (!healed_ && luck.chance(options_.late_share)) {
+    wait += luck.between(0, options_.late_max);
+    ++facts_.late_submits;
+  }
+  rank->ready = network_.now() + wait;
+}
+
+bool Cluster::submit_ready(Rank* rank) {
+  bool any = false;
+  Node& node = nodes_[rank->node];
+  while (rank->next_op < options_.program.size() && rank->ready <= network_.now() &&
+         rank->without_result < options_.in_flight && rank->without_resolved < exchange::kWindow) {
+    const uint32_t op = rank->next_op;
+    const OpShape& shape = shape_for(rank->id, op);
+    Call& call = rank->calls[op];
+    const size_t bytes = shape.count * element_size(shape.type);
+    call.contribution.resize(bytes);
+    call.result.assign(bytes, std::byte{0xA5});
+    gradients_.fill(shape, op, rank->id, call.contribution.data());
+    call.contribution_hash = hash_bytes(call.contribution);
+    call.submitted = network_.now();
+    call.paused_before = node.paused;
+    call.completion.op = op;
+    call.completion.rank = rank->id;
+    call.completion.node = rank->node;
+    call.completion.submitted = call.submitted;
+
+    exchange::Submission submission;
+    submission.op_seq = op;
+    submission.local_rank = rank->local;
+    submission.count = shape.count;
+    submission.tag = shape.tag;
+    submission.kind = shape.kind;
+    submission.type = shape.type;
+    submission.op_class = shape.op_class;
+    submission.contribution = call.contribution.data();
+    submission.result = call.result.data();
+    submission.cookie = mix(rank->id, op);
+    if (verbose_)
+      std::printf("%10lld rank %u calls op %u\n", static_cast<long long>(network_.now()), rank->id, op);
+    Status answer = Status::kOk;
+    for (const auto& lane : node.lanes) answer = std::max(answer, lane->submit(network_.now(), submission));
+    for (const auto& checker : checkers_) checker->on_submit(network_.now(), rank->id, op, answer);
+    ++rank->next_op;
+    ++rank->without_result;
+    ++rank->without_resolved;
+    if (rank->next_op > furthest_) {
+      furthest_ = rank->next_op;
+      last_progress_ = network_.now();
+    }
+    schedule_next_call(rank);
+    any = true;
+  }
+  return any;
+}
+
+bool Cluster::take_events(uint32_t index) {
+  bool any = false;
+  for (uint32_t lane = 0; lane < options_.lanes; ++lane) {
+    exchange::Event event;
+    while (nodes_[index].lanes[lane]->poll_event(&event)) {
+      take_event(index, lane, event);
+      any = true;
+    }
+  }
+  return any;
+}
+
+void Cluster::take_event(uint32_t index, uint32_t lane, const exchange::Event& event) {
+  Node& node = nodes_[index];
+  const Micros now = network_.now();
+  note(mix(now,
+           static_cast<uint64_t>(event.op_seq) << 32 | index << 16 | event.local_rank << 8 | event.events),
+       static_cast<uint64_t>(event.status) << 32 | event.blocks_received);
+  last_progress_ = now;
+  SLUICE_ASSERT(event.local_rank < node.ranks.size());
+  Rank& rank = *node.ranks[event.local_rank];
+  const auto found = rank.calls.find(event.op_seq);
+  if (found == rank.calls.end() || event.cookie != mix(rank.id, event.op_seq)) {
+    Completion stray;
+    stray.op = event.op_seq;
+    stray.rank = rank.id;
+    stray.status = event.status;
+    if (event.op_seq < options_.program.size()) {
+      for (const auto& checker : checkers_) checker->on_result(stray);
+    }
+    return;
+  }
+  Call& call = found->second;
+  Completion& c = call.completion;
+  c.now = now;
+  c.paused = node.paused - call.paused_before;
+  c.result = call.result;
+  if (verbose_) {
+    std::printf("%10lld rank %u op %u lane %u:%s%s %s %s\n", static_cast<long long>(now), rank.id,
+                event.op_seq, lane, (event.events & kEventResult) != 0 ? " RESULT" : "",
+                (event.events & kEventResolved) != 0 ? " RESOLVED" : "", status_name(event.status),
+                event.text);
+  }
+  if ((event.events & kEventResult) != 0) {
+    c.status = std::max(c.status, event.status);
+    c.blocks_expected += event.blocks_expected;
+    c.blocks_received += event.blocks_received;
+    c.blocks_skipped += event.blocks_skipped;
+    c.lag = std::max(c.lag, event.lag);
+    c.waited = std::max(c.waited, event.lag + event.quorum);
+    c.negative_wait |= event.lag < 0 || event.quorum < 0;
+    c.ranges_total += event.ranges_total;
+    c.ranges.insert(c.ranges.end(), event.range, event.range + event.ranges);
+    if (event.text[0] != '\0') c.text = event.text;
+    facts_.blocks_repaired += event.blocks_repaired;
+    if (++call.lanes_result == options_.lanes) {
+      for (const auto& checker : checkers_) checker->on_result(c);
+      --rank.without_result;
+      ++facts_.results[static_cast<size_t>(c.status)];
+      facts_.lag_max = std::max(facts_.lag_max, c.lag);
+      if (c.lag > 1000) ++facts_.results_waited_lag;
+    }
+  }
+  if ((event.events & kEventResolved) != 0) {
+    c.blocks_uncounted += event.blocks_uncounted;
+    if (++call.lanes_resolved == options_.lanes) {
+      c.contribution_intact = hash_bytes(call.contribution) == call.contribution_hash;
+      for (const auto& checker : checkers_) checker->on_resolved(c);
+      --rank.without_resolved;
+      release(rank.id, event.op_seq, &call);
+      rank.calls.erase(found);
+    }
+  }
+}
+
+// The trainer uses its slots for something else at once; the lanes must neither read nor write them any more. (That
+// nobody reads shows in the checker of frozen bytes.)
+void Cluster::release(uint32_t rank, uint32_t op, Call* call) {
+  Released released;
+  released.rank = rank;
+  released.op = op;
+  released.contribution = std::move(call->contribution);
+  released.result = std::move(call->result);
+  std::fill(released.contribution.begin(), released.contribution.end(), std::byte{0xEE});
+  std::fill(released.result.begin(), released.result.end(), std::byte{0xEE});
+  released.hash = hash_bytes(released.contribution, hash_bytes(released.result));
+  released_.push_back(std::move(released));
+  look_at_released(kReleasedKept);
+}
+
+void Cluster::look_at_released(size_t keep) {
+  while (released_.size() > keep) {
+    const Released& oldest = released_.front();
+    const bool untouched = hash_bytes(oldest.contribution, hash_bytes(oldest.result)) == oldest.hash;
+    for (const auto& checker : checkers_) checker->on_released(oldest.rank, oldest.op, untouched);
+    released_.pop_front();
+  }
+}
+
+}  // namespace sluice::simulation
