@@ -64,8 +64,9 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
       op->geometry = {.count = tag.count, .block_elements = op->block_elements, .nodes = n, .lanes = settings.lanes,
                       .lane = settings.lane};
       op->trace.tag = tag.tag;
+      set_bounds(op, size_class(tag.count * element_size(tag.type)));
     }
-    op->owing = true;
+    op->owing = op->bounded;  // an op that warms up waits for every submit, which takes the debts along
   }
   if (!op->owing) return;
   announced(op, self, true, false, static_cast<uint16_t>(own_ranks_), now);
@@ -77,7 +78,7 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
 
 void LaneImpl::set_late_wait(Op* op) {
   if (!op->owing || op->frozen) return;
-  op->late_wait = op->quorum + op->hard / 4;  // t_q + P/2
+  op->late_wait = op->quorum + op->push_budget / 2;  // t_q + P/2
   op->wake_at(op->late_wait);
 }
 

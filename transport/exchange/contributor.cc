@@ -29,17 +29,18 @@ void LaneImpl::announce_all(Op* op) {
 void LaneImpl::start_clock(Op* op, Micros now) {
   if (op->op_class == OpClass::kExact || op->start != 0 || op->quorum == 0 || !op->local) return;
   op->start = now;
+  if (!op->bounded) return;  // warming up: T stays the bound, start is measured
   for (Receiver& receiver : op->receivers) {
     if (receiver.state != Receiver::State::kWait) continue;
     receiver.bound = now + patience(*op);
     op->wake_at(receiver.bound);
   }
-  op->wake_at(now + op->hard / 2);
+  op->wake_at(now + op->push_budget);
 }
 
 // From start to RESULT at the latest: H, and what `consistent` waits longer to have no holes (section 6).
 Micros LaneImpl::patience(const Op& op) const {
-  return op.op_class == OpClass::kBestEffort ? op.hard : op.hard * (1 + settings.pull_patience);
+  return op.op_class == OpClass::kBestEffort ? op.hard() : op.hard() * (1 + settings.pull_patience);
 }
 
 void LaneImpl::freeze(Op* op, Micros now) {
@@ -54,7 +55,10 @@ void LaneImpl::freeze(Op* op, Micros now) {
     receiver.contributes |= receiver.in_contribution;
     if (receiver.contributes) ++op->frozen_ranks;
   }
-  if (op->frozen_ranks == 0) return;  // what was owed has been discarded meanwhile
+  if (op->frozen_ranks == 0) {  // what was owed went with another op or was discarded: as if nothing had been owed
+    op->frozen = op->owing = false;
+    return;
+  }
   for (uint32_t node = 0; node < n; ++node) {
     if (node == self) continue;
     const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(node, op->seq, n));
@@ -150,11 +154,11 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
   heard(node, body.done, body.base, now);
   if (failed) return Drop::kClosed;
   const auto bitmap = packet.payload.subspan(sizeof body);
-  if (header.op_seq < base_) {
+  if (window_check(header.op_seq) == Drop::kRetired) {
     queue_control({.type = wire::Type::kGone, .node = static_cast<uint16_t>(node), .op_seq = header.op_seq});
     return Drop::kNone;
   }
-  if (header.op_seq >= wire::kDaemonOps || header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
+  if (window_check(header.op_seq) != Drop::kNone) return Drop::kTooEarly;
   const bool mine = header.shard == Geometry::shard_of(self, header.op_seq, n);
   if (!mine && header.shard != Geometry::shard_of(node, header.op_seq, n)) return Drop::kNotMine;
   if (header.block % 8 != 0 || bitmap.size() > settings.payload) return Drop::kBlock;
@@ -211,7 +215,7 @@ Drop LaneImpl::on_request_row(const wire::PacketView& packet, Micros now) {
   const auto node = static_cast<uint16_t>(header.sender);
   heard(node, body.done, body.base, now);
   if (failed) return Drop::kClosed;
-  if (header.op_seq < base_) {
+  if (window_check(header.op_seq) == Drop::kRetired) {
     queue_control({.type = wire::Type::kGone, .node = node, .op_seq = header.op_seq});
     return Drop::kNone;
   }

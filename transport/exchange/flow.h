@@ -27,6 +27,8 @@ class Flow {
   uint32_t in_flight() const { return static_cast<uint32_t>(sent_ - acknowledged_); }
   uint32_t window() const { return window_; }
   Micros rtt() const { return rtt_; }
+  // The largest of the last 64 samples or so: stands for the 99th percentile.
+  Micros rtt_high() const { return std::max(rtt_high_, rtt_high_before_); }
 
   // A probe is due when much was sent since the last one, or when something is in flight and no probe is.
   bool probe_due() const {
@@ -50,6 +52,11 @@ class Flow {
       if (probe.stamp != stamp) continue;
       const Micros sample = std::max<Micros>(1, now - probe.when - std::max<Micros>(0, hold));
       rtt_ = rtt_ == 0 ? sample : (7 * rtt_ + sample) / 8;
+      rtt_high_ = std::max(rtt_high_, sample);
+      if (++samples_ % 32 == 0) {
+        rtt_high_before_ = rtt_high_;
+        rtt_high_ = 0;
+      }
       const uint64_t freed = probe.sent - std::min(probe.sent, acknowledged_);
       acknowledged_ = std::max(acknowledged_, probe.sent);
       window_ = static_cast<uint32_t>(std::min<uint64_t>(window_max_, window_ + freed / 8));
@@ -87,6 +94,8 @@ class Flow {
 
   uint64_t sent_ = 0, acknowledged_ = 0;
   uint32_t window_ = 0, window_max_ = 0, window_min_ = 0;
+  Micros rtt_high_ = 0, rtt_high_before_ = 0;
+  uint32_t samples_ = 0;
   Micros rtt_ = 0, shrunk_ = 0, last_progress_ = 0;
   uint32_t expirations_ = 0;
   std::array<Probe, 32> probes_{};

@@ -53,7 +53,7 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
       rank_done_(local_ranks_, 0),
       next_submit_(local_ranks_, 0),
       pending_(local_ranks_, Fifo<Pending>(kPendingOps)),
-      ops_(kWindow),
+      ops_(kWindow + kPulseWindow),
       control_(8192),
       repairs_(16384),
       tails_(4096),
@@ -90,20 +90,35 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
     peer.last_heard = now;
     peer.next_ping = now + settings.peer_interval;
   }
+  first_policy_.incast = static_cast<uint8_t>(std::clamp(settings.incast, 1U, 15U));
+  if (settings.adaptive) pulse_words_.resize(2 * kPulseWindow * static_cast<size_t>(n) * kPulseWords);
   last_run_ = now;
   counters.pool_bytes = pool_.bytes();
 }
 
 // --- Ops ------------------------------------------------------------------------------------------------------------
 
+Op& LaneImpl::slot_of(uint32_t seq) {
+  return is_pulse(seq) ? ops_[kWindow + seq % kPulseWindow] : ops_[seq % kWindow];
+}
+
 Op* LaneImpl::find(uint32_t seq) {
-  Op& op = ops_[seq % kWindow];
+  Op& op = slot_of(seq);
   return op.open && op.seq == seq ? &op : nullptr;
 }
 
+wire::Drop LaneImpl::window_check(uint32_t seq) const {
+  const uint32_t number = seq & ~wire::kDaemonOps;
+  const uint32_t base = is_pulse(seq) ? pulse_base_ : base_;
+  if (number < base) return wire::Drop::kRetired;
+  return number - base < (is_pulse(seq) ? kPulseWindow : kWindow) ? wire::Drop::kNone : wire::Drop::kTooEarly;
+}
+
+bool LaneImpl::first_in_window(const Op& op) const { return op.seq == base_ || is_pulse(op.seq); }
+
 Op* LaneImpl::open(uint32_t seq, Micros now) {
-  SLUICE_ASSERT(seq >= base_ && seq - base_ < kWindow);
-  Op& slot = ops_[seq % kWindow];
+  SLUICE_ASSERT(window_check(seq) == wire::Drop::kNone);
+  Op& slot = slot_of(seq);
   SLUICE_ASSERT(!slot.open);
   // A new op in the memory of the old one: vectors keep their capacity.
   Op fresh;
@@ -128,7 +143,8 @@ Op* LaneImpl::open(uint32_t seq, Micros now) {
   slot.seq = seq;
   slot.shard = Geometry::shard_of(self, seq, n);
   slot.opened = now;
-  slot.hard = settings.hard_deadline;
+  slot.push_budget = settings.hard_deadline / 2;
+  slot.pull_budget = settings.hard_deadline - slot.push_budget;
   slot.trace.op_seq = seq;
   ++counters.open_ops;
   return &slot;
@@ -140,7 +156,7 @@ bool LaneImpl::describe(Op* op, OpClass op_class, ReduceKind kind, ElementType t
   const bool wide = element_size(accumulator_type(type)) > element_size(type);
   const uint32_t unit_blocks = wide ? kUnitBlocks / 2 : kUnitBlocks;
   const uint32_t units = (lane_blocks + unit_blocks - 1) / unit_blocks;
-  const uint32_t keep = op->seq == base_ ? 0 : reserve_units_;
+  const uint32_t keep = first_in_window(*op) ? 0 : reserve_units_;
   if (static_cast<uint64_t>(units) + keep > pool_.free_units()) return false;
   for (uint32_t i = 0; i < units; ++i) op->units.push_back(pool_.take());
   counters.pool_used_bytes = pool_.used_bytes();
@@ -155,6 +171,7 @@ bool LaneImpl::describe(Op* op, OpClass op_class, ReduceKind kind, ElementType t
   op->block_elements = wire::elements_per_block(settings.payload, type);
   op->unit_blocks = unit_blocks;
   op->stride = wide ? 2 * settings.payload : settings.payload;
+  set_policy(op);
   op->carries = op_class == OpClass::kConsistent && settings.carry_over;
   op->trace.op_class = op_class;
   if (lane_blocks == 0) {  // nothing to sum or serve; the op is here for its quorum only
@@ -185,7 +202,7 @@ void LaneImpl::release(Op* op) {
     receiver.tag = nullptr;
   }
   counters.pool_used_bytes = pool_.used_bytes();
-  if (op->local) {
+  if (op->local && !is_pulse(op->seq)) {
     if (traces.full()) traces.pop();
     traces.push(op->trace);
   }
@@ -292,10 +309,15 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
     }
   }
   const bool first = !op->local;
+  if (!is_pulse(submission.op_seq)) highest_announced_ = std::max(highest_announced_, submission.op_seq);
   if (first) {
     op->local = op->shaped = true;
     op->geometry = geometry;
-    if (submission.deadline > 0 && submission.op_class != OpClass::kExact) op->hard = submission.deadline;
+    set_bounds(op, size_class(submission.count * element_size(submission.type)));
+    if (submission.deadline > 0) {
+      op->push_budget = submission.deadline / 2;
+      op->pull_budget = submission.deadline - op->push_budget;
+    }
     op->trace.tag = submission.tag;
     op->trace.bytes = submission.count * element_size(submission.type);
     op->trace.submitted = pending.submitted;
@@ -327,8 +349,10 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   ++op->held;
   if (first) first_admission(op, now);
   if (failed) return true;
-  if (op->op_class == OpClass::kExact) {
-    receiver.bound = now + (submission.deadline > 0 ? submission.deadline : settings.op_timeout);
+  if (!op->bounded) {
+    receiver.bound = now + (op->op_class == OpClass::kExact && submission.deadline > 0 ? submission.deadline
+                                                                                       : settings.op_timeout);
+    start_clock(op, now);
   } else if (op->start != 0) {
     receiver.bound = now + patience(*op);
   } else {
@@ -346,10 +370,10 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   if (op->frozen || op->wholly_late) {
     queue_slot(op, submission.local_rank);
     op->frozen = true;
-  } else if (op->held == local_ranks_) {
+  } else if (op->held == local_ranks_ || is_pulse(op->seq)) {
     freeze(op, now);
-  } else if (op->op_class != OpClass::kExact && op->local_wait == kNever) {
-    op->local_wait = now + op->hard / 8;  // P/4
+  } else if (op->bounded && op->local_wait == kNever) {
+    op->local_wait = now + op->push_budget / 4;
     op->wake_at(op->local_wait);
   }
   // What the own shard has finished already goes to this rank by a function call.
@@ -436,6 +460,11 @@ void LaneImpl::settle(Micros now) {
       for (Op& op : ops_) {
         if (op.open) release(&op);
       }
+      for (TagState& tag : tags_seen_) {
+        if (!tag.used) continue;
+        const bool wide = element_size(accumulator_type(tag.type)) > element_size(tag.type);
+        CarryPages(&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks, 0).clear(&tag.carry);
+      }
       return;
     }
     uint32_t own = UINT32_MAX;
@@ -466,7 +495,9 @@ void LaneImpl::settle(Micros now) {
       }
       peers[self].base = base_;
       pump_pending(now);
+      begin_pulse(now);
     }
+    settle_pulses();
   }
 }
 
@@ -489,13 +520,14 @@ void LaneImpl::run_timers(Op* op, Micros now) {
     announce_all(op);
   }
   if (std::min(op->local_wait, op->late_wait) <= now && !op->frozen) freeze(op, now);
-  if (op->op_class != OpClass::kExact && op->described) {
+  if (op->bounded && op->described) {
     if (op->owner == Op::Owner::kOpen && op->quorum != 0) {
-      if (now >= op->quorum + op->hard / 2) close(op, now);
-      else op->wake_at(op->quorum + op->hard / 2);
+      const Micros end = std::min(op->quorum + op->push_budget, op->exit_at);
+      if (now >= end) close(op, now);
+      else op->wake_at(end);
     }
     if (op->start != 0 && !op->push_stopped) {
-      const Micros end = op->start + op->hard - op->hard / 8 * 2;  // H - R, R = Q/2 = H/4
+      const Micros end = op->start + op->push_budget + op->pull_budget / 2;  // H - R, R = Q/2
       if (now >= end) op->push_stopped = true;
       else op->wake_at(end);
     }
@@ -546,8 +578,8 @@ void LaneImpl::tick(Micros now) {
     }
     tails_.pop();
   }
-  for (uint32_t i = 0; i < kWindow && !failed; ++i) {
-    Op* op = find(base_ + i);
+  for (uint32_t i = 0; i < kWindow + kPulseWindow && !failed; ++i) {
+    Op* op = in_order(i);
     if (op != nullptr && op->timer <= now) run_timers(op, now);
   }
   for (Fifo<Pending>& pending : pending_) {
@@ -610,7 +642,7 @@ Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Stat
   event.blocks_discarded = receiver.discarded;
   event.total = now - receiver.submitted;
   event.lag = receiver.admitted - receiver.submitted;
-  event.quorum = op.op_class != OpClass::kExact && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
+  event.quorum = op.bounded && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
   event.push = op.trace.push_sent > receiver.admitted ? op.trace.push_sent - receiver.admitted : 0;
   event.bytes_sent = op.bytes_sent;
   event.late_nodes = op.late_nodes;

@@ -39,7 +39,14 @@ struct Settings {
   uint32_t lane = 0, lanes = 1;
   uint32_t payload = 1408;  // bytes of a full payload, including the verdict's reserve
 
-  Micros hard_deadline = 1'000'000;  // H of `consistent`; P = Q = H/2
+  // H of bounded ops; P = Q = H/2. With `adaptive` a class begins without a bound (as `exact`) until it has been measured
+  // (section 4, Warm-up and Estimation), and hard_deadline is the largest H that the nodes may agree on.
+  Micros hard_deadline = 1'000'000;
+  bool adaptive = false;
+  Micros hard_deadline_min = 10'000;
+  uint32_t warmup_ops = 20;
+  double h_factor = 5;
+  uint64_t link_bits_per_second = 0;  // 0: unknown
   Micros op_timeout = 30'000'000;    // T of `exact`
   Micros rank_timeout = 30'000'000;  // submit to start at the latest
   Micros peer_interval = 100'000;    // PING

@@ -3,6 +3,7 @@
 //   owner.cc        announcements, summing, closing, finishing blocks
 //   contributor.cc  freezing and pushing, answers to requests for pushes
 //   carry.cc        carry-over, queued slots, fates
+//   pulse.cc        pulses, policies, what is measured
 //   receiver.cc     pulls, repair, results
 //   output.cc       poll_send: order of what is sent, headers, sealing
 //   peers.cc        PING, PONG, flow, loss of peers, aborts
@@ -14,10 +15,12 @@
 #include "transport/exchange/flow.h"
 #include "transport/exchange/lane.h"
 #include "transport/exchange/op.h"
+#include "transport/exchange/policy.h"
 #include "transport/exchange/pool.h"
 
 namespace sluice::exchange {
 
+inline constexpr uint32_t kPulseWindow = 2;  // of the daemons' own ops
 inline constexpr uint32_t kBurst = 256;      // packets of one poll_send
 inline constexpr uint32_t kRun = 43;         // data packets in a row to one node: with a PING what one GSO call carries
 inline constexpr uint32_t kTailBlocks = 3;   // protocol, section 4
@@ -57,9 +60,12 @@ struct Peer {
   Flow flow;
   wire::ReplayWindow replay;
   uint32_t done = 0, base = 0;
+  uint32_t pulse_done = 0;
+  uint32_t policy = 0;  // number of its newest record, as heard
   uint32_t ranks = 0;
   Micros last_heard = 0;
   Micros next_ping = 0;
+  Micros asked_policy = 0;
   Micros last_abort = 0;
   bool suspect = false, lost = false;
   PeerState state;  // counters
@@ -125,7 +131,15 @@ class LaneImpl {
  private:
   friend class Lane;
   // --- lane.cc ---
+  static bool is_pulse(uint32_t seq) { return (seq & wire::kDaemonOps) != 0; }
+  Op& slot_of(uint32_t seq);
   Op* find(uint32_t seq);
+  // Open ops from base on, then pulses; nullptr where none is open.
+  Op* in_order(uint32_t i) {
+    return i < kWindow ? find(base_ + i) : find((pulse_base_ + i - kWindow) | wire::kDaemonOps);
+  }
+  wire::Drop window_check(uint32_t seq) const;
+  bool first_in_window(const Op& op) const;
   Op* open(uint32_t seq, Micros now);
   bool describe(Op* op, OpClass op_class, ReduceKind kind, ElementType type, uint32_t fingerprint,
                 uint32_t shard_blocks, uint32_t describer);
@@ -148,6 +162,7 @@ class LaneImpl {
   wire::Drop on_push(const wire::PacketView& packet, Micros now);
   void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now);
   void wants_pull(Op* op, uint32_t node);
+  void look_for_exit(Op* op, Micros now);
   bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks, const std::byte* data);
   void advance_ordered(Op* op, uint32_t stripe);
   void add_own(Op* op, Micros now);
@@ -224,12 +239,24 @@ class LaneImpl {
   void queue_control(const Control& control);
   void queue_request(Op* op, uint32_t node, bool push, bool everything);
 
+  // --- pulse.cc ---
+  void set_policy(Op* op);
+  void set_bounds(Op* op, uint32_t size_class);
+  const Policy& policy_for(uint32_t seq) const;
+  bool adopt(const Policy& policy);
+  void begin_pulse(Micros now);
+  void pulse_ended(Op* op, bool complete, Micros now);
+  void settle_pulses();
+  void ask_policy(uint32_t node, uint8_t number, Micros now);
+  void measure(const Op& op, const Receiver& receiver, bool cut, Micros now);
+
   // --- peers.cc ---
   wire::Drop on_ping(const wire::PacketView& packet, Micros now);
   wire::Drop on_pong(const wire::PacketView& packet, Micros now);
   wire::Drop on_abort(const wire::PacketView& packet, Micros now);
   void run_peers(Micros now);
   void remind(uint32_t node, Micros now);
+  void hear_policy(uint32_t node, const wire::Ping& body, std::span<const std::byte> record);
   void mismatch(Op* op, uint32_t node, Micros now);
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
@@ -242,6 +269,7 @@ class LaneImpl {
   Pool pool_;
   uint32_t reserve_units_;
   uint32_t base_ = 0;
+  uint32_t pulse_base_ = 0;
   std::vector<uint32_t> rank_done_;  // lowest op of each local rank without RESOLVED
   std::vector<uint32_t> next_submit_;
   std::vector<Fifo<Pending>> pending_;
@@ -256,6 +284,14 @@ class LaneImpl {
   uint32_t rotate_ = 0;
   bool settle_ = false;      // an op ended: done and base may move (settled at the end of each call)
   bool unfinished_ = false;  // closed shards that still have blocks to finish
+  // Pulses and policy records, newest last.
+  Policy first_policy_;
+  std::array<Policy, 4> policies_{};
+  std::array<Estimator, kSizeClasses> estimators_{};
+  std::vector<int64_t> pulse_words_;  // two pulses: contribution and result of each
+  uint32_t pulses_begun_ = 0;
+  uint32_t highest_announced_ = 0;
+  int64_t pulse_blocks_ = 0, pulse_lost_ = 0, pulse_calm_ = 0;
   // What ABORT says, and the mismatch that waits for the other side's words.
   Status abort_reason_ = Status::kAborted;
   uint32_t abort_op_ = 0;

@@ -87,7 +87,16 @@ struct Op {
   // Known from the first local submit, or from what is owed under the tag.
   bool shaped = false;
   Geometry geometry;
-  Micros hard = 0;  // H of this op
+  // P and Q of this op: from its policy or its submit. Not bounded (exact, or a class that warms up): T alone ends it.
+  bool bounded = true;
+  Micros push_budget = 0, pull_budget = 0;
+  Micros complete = 0;       // t_C of its class; 0: not known
+  uint32_t exit_share = 10;  // x
+  uint32_t incast = 2;       // I
+  uint32_t policy = 0;       // number of its policy
+  uint32_t size_class = 0;
+  bool class_known = false;
+  Micros hard() const { return push_budget + pull_budget; }
 
   // Owner.
   Owner owner = Owner::kOpen;
@@ -97,6 +106,7 @@ struct Op {
   Micros opened = 0;
   Micros quorum = 0;  // t_q as heard here; 0: not yet
   Micros closed = 0;
+  Micros exit_at = kNever;   // early exit, unless something new arrives
   uint32_t pull_start = 0;   // stripe index that is sent first
   uint32_t finished = 0;     // blocks finished, in send order
   uint32_t pulls_open = 0;   // receivers whose shard is not sent completely

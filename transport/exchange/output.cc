@@ -26,6 +26,7 @@ wire::Header LaneImpl::header(Type type, const Op* op) const {
   h.epoch = epoch;
   if (op != nullptr) {
     h.op_seq = op->seq;
+    h.policy = static_cast<uint8_t>(op->policy);
     h.fingerprint = op->fingerprint;
     h.flags = static_cast<uint8_t>(static_cast<uint8_t>(op->op_class) << wire::kFlagClassShift);
     if (type == Type::kAnnounce || type == Type::kPush || type == Type::kRequest) {
@@ -37,7 +38,8 @@ wire::Header LaneImpl::header(Type type, const Op* op) const {
 }
 
 bool LaneImpl::reachable(const Op& op, uint32_t node) const {
-  return !peers[node].lost && op.seq - peers[node].base < kWindow;
+  // A peer drops what lies beyond its own window; of pulses it says only `done`, and those are few.
+  return !peers[node].lost && (is_pulse(op.seq) || op.seq - peers[node].base < kWindow);
 }
 
 void LaneImpl::queue_control(const Control& control) { control_.push(control); }  // full: it is repeated anyway
@@ -60,6 +62,20 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
   Peer& peer = peers[control.node];
   Op* op = find(control.op_seq);
   const uint32_t done = peers[self].done;
+  const auto put_ping = [&](wire::Ping body) {
+    const Policy& newest = policies_.back();
+    const bool record = peer.policy < newest.number;  // it lacks our newest record: told until it says that it has it
+    body.done = done;
+    body.base = base_;
+    body.pulse_done = peers[self].pulse_done;
+    body.policy = newest.number;
+    body.flags = record ? wire::kRecordFollows : 0;
+    put(body);
+    if (record) {
+      encode_policy(newest, payload + length);
+      length += kPolicyRecordBytes;
+    }
+  };
   switch (control.type) {
     case Type::kAnnounce: {
       if (op == nullptr || !op->shaped) return;  // it is over
@@ -70,25 +86,24 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       put(wire::Announce{.age_us = static_cast<uint32_t>(op->local ? now - op->trace.submitted : 0),
                          .done = done,
                          .base = base_,
-                         .flags = (op->local ? wire::kReceives : 0) |
+                         .flags = op->size_class << wire::kSizeClassShift | (op->local ? wire::kReceives : 0) |
                                   (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes)});
       break;
     }
     case Type::kPing:
       h = header(Type::kPing, nullptr);
       h.shard = control.node;
-      put(wire::Ping{.done = done, .base = base_});
+      put_ping(wire::Ping{});
       break;
     case Type::kPong:
       h = header(Type::kPong, nullptr);
       h.shard = control.node;
-      put(wire::Ping{.done = done, .base = base_, .echo = control.echo,
-                     .hold_us = static_cast<uint32_t>(now - control.when)});
+      put_ping(wire::Ping{.echo = control.echo, .hold_us = static_cast<uint32_t>(now - control.when)});
       break;
     case Type::kGone:
       h = header(Type::kGone, nullptr);
       h.op_seq = control.op_seq;
-      put(wire::Gone{.base = base_});
+      put(wire::Gone{.base = is_pulse(control.op_seq) ? pulse_base_ : base_});
       break;
     case Type::kAbort: {
       h = header(Type::kAbort, nullptr);
@@ -303,7 +318,7 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
 void LaneImpl::emit_pushes(Out* out, Op* op, Micros now) {
   if (!op->frozen || op->frozen_ranks == 0 || op->push_stopped || op->pushes_open == 0) return;
   uint32_t active = 0;
-  for (uint32_t s = 1; s < n && active < settings.incast; ++s) {
+  for (uint32_t s = 1; s < n && active < op->incast; ++s) {
     const uint32_t owner = (self + s) % n;
     NodeOp& x = op->nodes[owner];
     const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(owner, op->seq, n));
@@ -362,8 +377,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
   if (!failed) {
     emit_repairs(&out, now);
     unfinished_ = false;
-    for (uint32_t i = 0; i < kWindow && out.room() > 1; ++i) {
-      Op* op = find(base_ + i);
+    for (uint32_t i = 0; i < kWindow + kPulseWindow && out.room() > 1; ++i) {
+      Op* op = in_order(i);
       if (op == nullptr || !op->described) continue;
       size_t before = 0;
       do {
@@ -373,8 +388,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
       } while (out.count != before && out.room() > 1);
     }
     // Closed shards are finished a piece at a time also when nobody can take their blocks now.
-    for (uint32_t i = 0; i < kWindow; ++i) {
-      Op* op = find(base_ + i);
+    for (uint32_t i = 0; i < kWindow + kPulseWindow; ++i) {
+      Op* op = in_order(i);
       if (op == nullptr || op->owner != Op::Owner::kClosed || op->finished >= op->lane_blocks) continue;
       unfinished_ |= finish_some(op, kBurst - static_cast<uint32_t>(out.count), now);
     }

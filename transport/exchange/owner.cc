@@ -54,7 +54,7 @@ void LaneImpl::announced(Op* op, uint32_t node, bool contributes, bool receives,
   if (op->quorum == 0 && op->quorum_nodes >= (n + 1) / 2 && op->quorum_ranks >= quorum_ranks_needed()) {
     op->quorum = now;
     op->trace.quorum = now;
-    op->wake_at(now + op->hard / 2);
+    op->wake_at(now + op->push_budget);
     set_late_wait(op);
     start_clock(op, now);
   }
@@ -69,17 +69,19 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
     remind(header.sender, now);
     return Drop::kClosed;
   }
-  if (header.op_seq < base_) return Drop::kRetired;
-  if (header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
+  if (const Drop outside = window_check(header.op_seq); outside != Drop::kNone) return outside;
   if (header.shard != Geometry::shard_of(self, header.op_seq, n)) return Drop::kNotMine;
   if (header.ranks == 0 || header.ranks > peers[header.sender].ranks) return Drop::kSize;
   Op* op = nullptr;
   if (const Drop drop = describe_from(header, now, &op); drop != Drop::kNone) return drop;
+  set_bounds(op, body.flags >> wire::kSizeClassShift);
   const bool contributes = (body.flags & wire::kContributes) != 0;
+  if (contributes && !op->nodes[header.sender].contributes) op->exit_at = kNever;  // one more to wait for
+  ask_policy(header.sender, header.policy, now);
   announced(op, header.sender, contributes, (body.flags & wire::kReceives) != 0, header.ranks, now);
   NodeOp& x = op->nodes[header.sender];
   if (contributes && op->owner == Op::Owner::kOpen && x.push_timer == kNever && x.received < op->lane_blocks) {
-    x.push_timer = now + (op->op_class == OpClass::kExact ? kPushBudgetUnknown : op->hard / 4);
+    x.push_timer = now + (op->op_class == OpClass::kExact ? kPushBudgetUnknown : op->push_budget / 2);
     op->wake_at(x.push_timer);
   }
   return Drop::kNone;
@@ -88,8 +90,7 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
 Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   const wire::Header& header = packet.header;
   if (failed) return Drop::kClosed;  // unverified: PING will remind the sender
-  if (header.op_seq < base_) return Drop::kRetired;
-  if (header.op_seq >= wire::kDaemonOps || header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
+  if (const Drop outside = window_check(header.op_seq); outside != Drop::kNone) return outside;
   if (header.shard != Geometry::shard_of(self, header.op_seq, n)) return Drop::kNotMine;
   const uint32_t block = header.block;
   if (block >= header.total) return Drop::kBlock;
@@ -106,6 +107,10 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   }
   if (!verify(packet, now)) return Drop::kTag;
   if (const Drop drop = describe_from(header, now, &op); drop != Drop::kNone) return drop;
+  if (header.policy != static_cast<uint8_t>(op->policy)) {  // made under other bounds: its sender carries it
+    ask_policy(header.sender, header.policy, now);
+    return Drop::kPolicy;
+  }
   const bool last = block + 1 == op->shard_blocks;
   if (header.elements == 0 || header.elements > op->block_elements || (!last && header.elements != op->block_elements) ||
       packet.payload.size() != header.elements * element_size(op->type) ||
@@ -119,6 +124,7 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   ++x.received;
   announced(op, header.sender, true, false, header.ranks, now);
   x.tail_seen |= (header.flags & wire::kFlagTail) != 0;
+  look_for_exit(op, now);
   if (x.received == op->lane_blocks) {
     x.push_timer = kNever;
     node_complete(op, header.sender, now);
@@ -132,6 +138,24 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   return Drop::kNone;
 }
 
+// Early exit (section 4): after t_q, once the tails of all announced contributors and of at least half of the nodes are
+// here, a shard waits only a share of t_C for what is missing, and begins anew with each block that still comes.
+void LaneImpl::look_for_exit(Op* op, Micros now) {
+  if (!op->bounded || op->complete == 0 || op->quorum == 0 || op->owner != Op::Owner::kOpen) return;
+  uint32_t tails = 0;
+  Micros slowest = 0;
+  for (uint32_t node = 0; node < n; ++node) {
+    const NodeOp& x = op->nodes[node];
+    const bool seen = x.tail_seen || (op->lane_blocks > 0 && x.received == op->lane_blocks);
+    if (x.contributes && !seen) return;
+    tails += seen ? 1 : 0;
+    if (node != self) slowest = std::max(slowest, peers[node].flow.rtt_high());
+  }
+  if (2 * tails < n) return;
+  op->exit_at = now + std::max(op->complete * op->exit_share / 100, 3 * slowest);
+  op->wake_at(op->exit_at);
+}
+
 // Adds one block of one node, once (I1). False: no memory for an early arrival; the block will be asked for again.
 bool LaneImpl::add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks,
                          const std::byte* data) {
@@ -141,7 +165,7 @@ bool LaneImpl::add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elemen
   if (op->op_class == OpClass::kExact && meta.next != node) {
     uint32_t& early = pool_.early(op->units[stripe / op->unit_blocks])[node];
     if (early == kNoUnit) {
-      const uint32_t keep = op->seq == base_ ? 0 : reserve_units_;
+      const uint32_t keep = first_in_window(*op) ? 0 : reserve_units_;
       if (1 + keep > pool_.free_units()) return false;
       early = pool_.take();
       counters.pool_used_bytes = pool_.used_bytes();
@@ -204,6 +228,7 @@ void LaneImpl::add_own(Op* op, Micros now) {
               own_block(*op, op->shard, block, own_.data()));
   }
   op->nodes[self].received = op->lane_blocks;
+  look_for_exit(op, now);
   node_complete(op, self, now);
 }
 

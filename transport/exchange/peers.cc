@@ -16,9 +16,31 @@ Drop LaneImpl::on_ping(const wire::PacketView& packet, Micros now) {
   if (packet.header.shard != self) return Drop::kNotMine;
   const uint32_t node = packet.header.sender;
   heard(node, body.done, body.base, now);
+  hear_policy(node, body, packet.payload.subspan(sizeof body));
   queue_control({.type = Type::kPong, .node = static_cast<uint16_t>(node), .echo = packet.header.stamp, .when = now});
   if (failed) remind(node, now);
   return Drop::kNone;
+}
+
+// What a PING or PONG says of pulses and policies.
+void LaneImpl::hear_policy(uint32_t node, const wire::Ping& body, std::span<const std::byte> record) {
+  Peer& peer = peers[node];
+  if (body.pulse_done > peer.pulse_done && body.pulse_done <= pulses_begun_ + kPulseWindow) {
+    peer.pulse_done = body.pulse_done;
+    settle_ = true;
+  }
+  peer.policy = std::max(peer.policy, body.policy);
+  Policy policy;
+  if ((body.flags & wire::kRecordFollows) != 0 && decode_policy(record, &policy)) adopt(policy);
+}
+
+// A header names a record that is newer than ours: a PING carries our number, its PONG brings the record.
+void LaneImpl::ask_policy(uint32_t node, uint8_t number, Micros now) {
+  const auto ahead = static_cast<uint8_t>(number - static_cast<uint8_t>(policies_.back().number));
+  Peer& peer = peers[node];
+  if (ahead == 0 || ahead >= 128 || now - peer.asked_policy < std::max<Micros>(1000, 2 * peer.flow.rtt())) return;
+  peer.asked_policy = now;
+  queue_control({.type = Type::kPing, .node = static_cast<uint16_t>(node)});
 }
 
 // A node that goes on working has not heard that the job is over.
@@ -33,6 +55,7 @@ Drop LaneImpl::on_pong(const wire::PacketView& packet, Micros now) {
   if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
   if (packet.header.shard != self) return Drop::kNotMine;
   heard(packet.header.sender, body.done, body.base, now);
+  hear_policy(packet.header.sender, body, packet.payload.subspan(sizeof body));
   peers[packet.header.sender].flow.answered(body.echo, body.hold_us, now);
   return Drop::kNone;
 }
@@ -107,7 +130,7 @@ void LaneImpl::describe_op(char* text, size_t size, const Op& op) const {
 
 // Ranks do not agree what this op is. Told to all at once; the ABORT carries what this node was asked to do.
 void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
-  if (failed) return;
+  if (failed || is_pulse(op->seq)) return;
   char here[96], name[96], text[320];
   name_node(name, sizeof name, node);
   if (!op->local) {  // we cannot judge between two others: each of them will
@@ -206,7 +229,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
   std::snprintf(failure_text, sizeof failure_text, "%s", text);
   if (tell) tell_all(status, named);
   for (uint32_t i = 0; i < kWindow; ++i) {
-    Op* op = find(base_ + i);
+    Op* op = in_order(i);
     if (op == nullptr) continue;
     for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
       Receiver& receiver = op->receivers[rank];

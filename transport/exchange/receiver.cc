@@ -45,8 +45,7 @@ bool LaneImpl::missing_from(const Op& op, uint32_t node) const {
 Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   const wire::Header& header = packet.header;
   if (failed) return Drop::kClosed;
-  if (header.op_seq < base_) return Drop::kRetired;
-  if (header.op_seq >= wire::kDaemonOps || header.op_seq - base_ >= kWindow) return Drop::kTooEarly;
+  if (const Drop outside = window_check(header.op_seq); outside != Drop::kNone) return outside;
   if (header.shard != Geometry::shard_of(header.sender, header.op_seq, n)) return Drop::kNotMine;
   Op* op = find(header.op_seq);
   if (op == nullptr || !op->local) return Drop::kNotSubmitted;
@@ -85,6 +84,7 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
     return Drop::kSize;
   }
   if (!verify(packet, now)) return Drop::kTag;
+  ask_policy(header.sender, header.policy, now);
   if (header.fingerprint != op->fingerprint || header.op_class() != op->op_class) {
     mismatch(op, header.sender, now);
     return Drop::kMismatch;
@@ -136,6 +136,10 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
   Receiver& receiver = op->receivers[local_rank];
   if (receiver.state == Receiver::State::kNone) return;
   const bool late = receiver.state == Receiver::State::kLate;
+  if (receiver.state != Receiver::State::kDone && is_pulse(op->seq)) {
+    if (receiver.received == op->geometry.stripe_blocks()) pulse_ended(op, true, now);
+    return;
+  }
   if (receiver.state != Receiver::State::kDone) {
     if (receiver.received != op->geometry.stripe_blocks()) return;
     if (!op->frozen) freeze(op, now);  // every owner closed before this node froze: all of it is uncounted
@@ -151,6 +155,7 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
     what |= kEventResult;
     op->trace.result = now;
     op->trace.status = Status::kOk;
+    measure(*op, receiver, false, now);
   }
   if (fates) {
     receiver.resolved = true;
@@ -194,8 +199,10 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
   Receiver& receiver = op->receivers[local_rank];
   char what[96];
   describe_op(what, sizeof what, *op);
-  if (op->op_class == OpClass::kBestEffort && op->start != 0) {
+  if (is_pulse(op->seq)) return pulse_ended(op, false, now);
+  if (op->op_class == OpClass::kBestEffort && op->bounded && op->start != 0) {
     fill_holes(op, &receiver);
+    measure(*op, receiver, true, now);
     receiver.state = Receiver::State::kDone;
     receiver.told = receiver.resolved = true;
     op->push_stopped = true;  // the slot is the client's again
@@ -205,7 +212,8 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
     push_event(make_event(*op, local_rank, kEventResult | kEventResolved, Status::kApproximated, now));
     return;
   }
-  if (op->op_class == OpClass::kConsistent && op->start != 0) {
+  if (op->op_class == OpClass::kConsistent && op->bounded && op->start != 0) {
+    measure(*op, receiver, true, now);
     receiver.told = true;
     receiver.state = Receiver::State::kLate;
     receiver.bound = kNever;
@@ -245,7 +253,7 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
   std::vector<uint32_t> missing;  // an error path: the job ends here, so this may allocate
   for (uint32_t node = 0; node < n; ++node) {
     const NodeOp& x = op->nodes[node];
-    const bool silent = op->op_class == OpClass::kExact ? !x.closed && x.received < std::max(1U, op->lane_blocks)
+    const bool silent = !op->bounded ? !x.closed && x.received < std::max(1U, op->lane_blocks)
                                                         : !x.in_quorum;
     if (node != self && silent) missing.push_back(node);
   }
@@ -261,7 +269,7 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
     name_node(name, sizeof name, missing[i]);
     used += static_cast<size_t>(std::snprintf(names + used, sizeof names - used, "%s%.58s", i == 0 ? "" : ", ", name));
   }
-  const bool exact = op->op_class == OpClass::kExact;
+  const bool exact = !op->bounded;
   char text[320];
   std::snprintf(text, sizeof text, "%s: %s did not %s within %lld ms; waiting for %s. Look at these processes, or raise %s",
                 exact ? "OP_TIMEOUT" : "RANK_TIMEOUT", what, exact ? "end" : "begin",
@@ -278,7 +286,7 @@ Drop LaneImpl::on_row(const wire::PacketView& packet, Micros now) {
   wire::Request body;
   if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
   heard(header.sender, body.done, body.base, now);
-  Op* op = header.op_seq < base_ ? nullptr : find(header.op_seq);
+  Op* op = window_check(header.op_seq) != Drop::kNone ? nullptr : find(header.op_seq);
   if (failed || op == nullptr || !op->shaped || header.block % 8 != 0) return Drop::kState;
   const auto bitmap = packet.payload.subspan(sizeof body);
   const uint32_t blocks = op->geometry.shard_blocks(header.shard);

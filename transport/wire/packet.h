@@ -82,6 +82,7 @@ static_assert(offsetof(Header, shard) == 20 && offsetof(Header, block) == 24 && 
 
 // Payloads of fixed size.
 inline constexpr uint32_t kContributes = 1, kReceives = 2;  // flags of ANNOUNCE
+inline constexpr uint32_t kSizeClassShift = 8;              // and its size class (section 4, Warm-up)
 struct Announce { uint32_t age_us = 0, done = 0, base = 0, flags = 0; };
 struct Request { uint32_t done = 0, base = 0; };  // then a bitmap from header.block on; empty: all
 struct Feedback { uint32_t echo = 0, hold_us = 0, grant_kbit = 0, flags = 0; };
