@@ -8,6 +8,7 @@ import torch
 FOLDER = "/usr/share/datasets/fashion-mnist"
 IMAGE_HEADER, LABEL_HEADER = 16, 8  # bytes of the idx format before the data
 PIXELS = 784
+MEAN, DEVIATION = 0.2860, 0.3530  # of the training images' pixels in 0..1
 
 
 def _read(folder, name, header):
@@ -16,9 +17,9 @@ def _read(folder, name, header):
 
 
 def load(part, folder=FOLDER):
-    """(images n x 784 float32 in 0..1, labels n) of part "train" (60,000) or "t10k" (10,000)."""
+    """(images n x 784 float32, standardised, labels n) of part "train" (60,000) or "t10k" (10,000)."""
     images = _read(folder, f"{part}-images-idx3-ubyte.gz", IMAGE_HEADER).reshape(-1, PIXELS)
     labels = _read(folder, f"{part}-labels-idx1-ubyte.gz", LABEL_HEADER)
     if len(images) != len(labels):
         raise ValueError(f"{folder}: {len(images)} images and {len(labels)} labels of {part} do not belong together")
-    return torch.from_numpy(images).float().div_(255), torch.from_numpy(labels).long()
+    return torch.from_numpy(images).float().div_(255).sub_(MEAN).div_(DEVIATION), torch.from_numpy(labels).long()

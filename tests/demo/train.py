@@ -28,7 +28,7 @@ def arguments():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--bucket-mb", type=float, default=4)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--eval-every", type=int, required=True)
     parser.add_argument("--target", type=float, required=True)
     parser.add_argument("--deadline", type=float, default=None, help="seconds of a consistent round; default: the daemon's")

@@ -7,8 +7,10 @@ sluice_test(NAME client_life_test SUITE unit SOURCES client_life_test.cc fake_da
 set_source_files_properties(client_c11.c PROPERTIES COMPILE_OPTIONS "-std=c11;-pedantic-errors;-Wstrict-prototypes")
 sluice_test(NAME client_abi_test SUITE unit SOURCES client_abi_test.cc LIBS sluice)
 target_compile_definitions(client_abi_test PRIVATE SLUICE_LIBRARY="$<TARGET_FILE:sluice>"
-                           SLUICE_HEADER="${CMAKE_SOURCE_DIR}/lib/client/sluice.h"
-                           $<$<BOOL:${SLUICE_SANITIZE}>:SLUICE_SANITIZED>)
+                           SLUICE_HEADER="${CMAKE_SOURCE_DIR}/lib/client/sluice.h")
+if(SLUICE_SANITIZE)
+  target_compile_definitions(client_abi_test PRIVATE SLUICE_SANITIZED)
+endif()
 # Sanitized objects would ask the consumers for the sanitizers' run-time.
 if(NOT SLUICE_SANITIZE)
   add_test(NAME client_package_test

@@ -164,6 +164,7 @@ TEST(Join, LongRoundTripsAreNoReasonToShrink) {
     JoinNetwork net({.nodes = 3, .delay_min = delay, .delay_max = delay + delay / 10});
     EXPECT_TRUE(net.run_until_finished(20 * kSecond)) << delay;
     expect_agreement(net, 8896, 2);
+    EXPECT_LT(net.sent, 160U) << "nor to send the same again before an answer could have come";
     for (const JoinPeer& peer : net.joins[0]->peers()) {
       EXPECT_GE(peer.rtt, 2 * delay);
       EXPECT_LT(peer.rtt, 3 * delay);

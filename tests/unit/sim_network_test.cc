@@ -109,7 +109,8 @@ TEST(SimNetwork, TraceIsTheSameOnEveryMachine) {
   Bench bench(plan, 2, 42);
   bench.stream(5000);
   bench.finish();
-  EXPECT_EQ(bench.network.trace_hash(), 0xe7b12883ed224fefULL) << std::hex << "0x" << bench.network.trace_hash();
+  EXPECT_EQ(bench.network.trace_hash(), 0xe7b12883ed224fefULL)
+      << std::hex << "0x" << bench.network.trace_hash();
 }
 
 TEST(SimNetwork, LossHitsTheRate) {

@@ -53,7 +53,6 @@ class UdpPort final : public Port {
   std::shared_ptr<UdpFindings> findings_ = std::make_shared<UdpFindings>();
   mutable Capabilities capabilities_;
   mutable bool gso_noted_ = false;
-  bool grants_noted_ = false;
 };
 
 // Sets device, MTU and speed from the interface that has the bind address (or the one named).
