@@ -22,7 +22,9 @@ class Flow {
   }
 
   // Room for one more packet of this size? One is always allowed when nothing is in flight.
-  bool room(uint32_t bytes) const { return in_flight() == 0 || in_flight() + bytes <= window_; }
+  bool room(uint32_t bytes) const { return in_flight() == 0 || in_flight() + bytes <= std::min(window_, grant_); }
+  // What the peer can take from us without dropping it, in bytes; until it has said so, little.
+  void granted(uint32_t bytes) { grant_ = bytes; }
   void sent(uint32_t bytes) { sent_ += bytes; }
   uint32_t in_flight() const { return static_cast<uint32_t>(sent_ - acknowledged_); }
   uint32_t window() const { return window_; }
@@ -33,7 +35,7 @@ class Flow {
   // A probe is due when much was sent since the last one, or when something is in flight and no probe is.
   bool probe_due() const {
     const uint64_t since = sent_ - (count_ == 0 ? acknowledged_ : newest().sent);
-    return since != 0 && (count_ == 0 || since >= window_ / 4);
+    return since != 0 && (count_ == 0 || since >= std::min(window_, grant_) / 4);
   }
   void probed(uint32_t stamp, Micros now) {
     if (count_ == probes_.size()) {  // the oldest is forgotten; a later one covers it
@@ -94,6 +96,7 @@ class Flow {
 
   uint64_t sent_ = 0, acknowledged_ = 0;
   uint32_t window_ = 0, window_max_ = 0, window_min_ = 0;
+  uint32_t grant_ = 32 * 1024;
   Micros rtt_high_ = 0, rtt_high_before_ = 0;
   uint32_t samples_ = 0;
   Micros rtt_ = 0, shrunk_ = 0, last_progress_ = 0;

@@ -88,7 +88,7 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
     peer.flow.configure(settings.flow_window, settings.flow_window_min);
     peer.ranks = count_ranks(settings, node);
     peer.last_heard = now;
-    peer.next_ping = now + settings.peer_interval;
+    peer.next_ping = now;  // brings the grants
   }
   first_policy_.incast = static_cast<uint8_t>(std::clamp(settings.incast, 1U, 15U));
   if (settings.adaptive) pulse_words_.resize(2 * kPulseWindow * static_cast<size_t>(n) * kPulseWords);

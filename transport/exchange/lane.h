@@ -62,6 +62,8 @@ struct Settings {
   // Flow control: bytes on the way to one peer, found by PING and PONG (protocol, section 9).
   uint32_t flow_window = 512 * 1024;  // at most
   uint32_t flow_window_min = 32 * 1024;
+  // Payload bytes that wait in this lane's receive buffer without loss; granted to the peers in equal parts.
+  uint32_t receive_budget = 4 << 20;
 
   uint64_t max_op_bytes = 64ULL << 20;  // largest tensor
   uint64_t pool_bytes = 256ULL << 20;   // accumulators and early arrivals of this lane; touched only when used

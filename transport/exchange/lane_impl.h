@@ -286,7 +286,7 @@ class LaneImpl {
   bool unfinished_ = false;  // closed shards that still have blocks to finish
   // Pulses and policy records, newest last.
   Policy first_policy_;
-  std::array<Policy, 4> policies_{};
+  std::array<Policy, 8> policies_{};  // one in force, and those that begin up to 2W ops later
   std::array<Estimator, kSizeClasses> estimators_{};
   std::vector<int64_t> pulse_words_;  // two pulses: contribution and result of each
   uint32_t pulses_begun_ = 0;

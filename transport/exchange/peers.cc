@@ -22,9 +22,10 @@ Drop LaneImpl::on_ping(const wire::PacketView& packet, Micros now) {
   return Drop::kNone;
 }
 
-// What a PING or PONG says of pulses and policies.
+// What a PING or PONG says of grants, pulses and policies.
 void LaneImpl::hear_policy(uint32_t node, const wire::Ping& body, std::span<const std::byte> record) {
   Peer& peer = peers[node];
+  if (body.grant != 0) peer.flow.granted(body.grant);
   if (body.pulse_done > peer.pulse_done && body.pulse_done <= pulses_begun_ + kPulseWindow) {
     peer.pulse_done = body.pulse_done;
     settle_ = true;

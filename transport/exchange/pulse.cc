@@ -9,7 +9,7 @@ namespace sluice::exchange {
 
 // The newest record that is in force for op `seq`.
 const Policy& LaneImpl::policy_for(uint32_t seq) const {
-  for (size_t i = policies_.size(); i > 1; --i) {
+  for (size_t i = policies_.size(); i > 0; --i) {
     if (policies_[i - 1].number != 0 && policies_[i - 1].from <= seq) return policies_[i - 1];
   }
   return first_policy_;

@@ -85,9 +85,9 @@ inline constexpr uint32_t kContributes = 1, kReceives = 2;  // flags of ANNOUNCE
 inline constexpr uint32_t kSizeClassShift = 8;              // and its size class (section 4, Warm-up)
 struct Announce { uint32_t age_us = 0, done = 0, base = 0, flags = 0; };
 struct Request { uint32_t done = 0, base = 0; };  // then a bitmap from header.block on; empty: all
-struct Feedback { uint32_t echo = 0, hold_us = 0, grant_kbit = 0, flags = 0; };
+struct Feedback { uint32_t echo = 0, hold_us = 0, grant = 0, flags = 0; };
 inline constexpr uint32_t kRecordFollows = 1, kWantPolicy = 2;  // flags of PING and PONG
-struct Ping { uint32_t done = 0, base = 0, pulse_done = 0, echo = 0, hold_us = 0, grant_kbit = 0, policy = 0, flags = 0; };
+struct Ping { uint32_t done = 0, base = 0, pulse_done = 0, echo = 0, hold_us = 0, grant = 0, policy = 0, flags = 0; };
 struct Gone { uint32_t base = 0; };
 struct Abort {  // then `count` x uint16_t: missing senders
   uint16_t reason = 0;  // Status
