@@ -61,7 +61,10 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
     if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.loss_scale != 1.0F) continue;
     if (!op->shaped) {
       op->shaped = true;
-      op->geometry = {.count = tag.count, .block_elements = op->block_elements, .nodes = n, .lanes = settings.lanes,
+      op->geometry = {.count = tag.count,
+                      .block_elements = op->block_elements,
+                      .nodes = n,
+                      .lanes = settings.lanes,
                       .lane = settings.lane};
       op->trace.tag = tag.tag;
       set_bounds(op, size_class(tag.count * element_size(tag.type)));
@@ -97,7 +100,8 @@ void LaneImpl::take_debts(Op* op, uint32_t local_rank) {
     for (uint32_t index = 0; index < tag->carry.units.size(); ++index) {
       for (uint32_t i = 0; i < op->unit_blocks && tag->carry.units[index] != kNoUnit; ++i) {
         const uint32_t block = index * op->unit_blocks + i;
-        if (pages.find(tag->carry, block) == nullptr || tag->steps - pages.since(tag->carry, block) <= limit) continue;
+        if (pages.find(tag->carry, block) == nullptr || tag->steps - pages.since(tag->carry, block) <= limit)
+          continue;
         pages.remove(&tag->carry, block);
         discard(&receiver);
       }
@@ -158,8 +162,8 @@ void LaneImpl::carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t 
 
 // What a rank has in one block of the frozen contribution, in accumulators, at loss scale `scale`. Returns the step of
 // its oldest part.
-uint64_t LaneImpl::collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit,
-                           float scale, std::byte* sum) {
+uint64_t LaneImpl::collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block,
+                           uint32_t bit, float scale, std::byte* sum) {
   const size_t offset = op.geometry.block_first_element(shard, block) * element_size(op.type);
   const uint32_t elements = op.geometry.elements_of(shard, block);
   const ElementType sums = accumulator_type(op.type);
@@ -172,12 +176,15 @@ uint64_t LaneImpl::collect(const Op& op, const Receiver& receiver, uint32_t shar
     } else {
       numeric::load(type, data, part, elements);
       if (from != scale) numeric::scale(sums, part, elements, static_cast<double>(scale) / from);
-      if (first) std::memcpy(sum, part, elements * element_size(sums));
-      else numeric::add(sums, part, sum, elements);
+      if (first)
+        std::memcpy(sum, part, elements * element_size(sums));
+      else
+        numeric::add(sums, part, sum, elements);
     }
     first = false;
   };
-  if (receiver.in_contribution) put(receiver.submission.contribution + offset, op.type, receiver.submission.loss_scale);
+  if (receiver.in_contribution)
+    put(receiver.submission.contribution + offset, op.type, receiver.submission.loss_scale);
   for (const QueuedSlot& slot : receiver.taken) {
     put(slot.contribution + offset, op.type, slot.loss_scale);
     step = std::min<uint64_t>(step, slot.step);
@@ -193,7 +200,8 @@ uint64_t LaneImpl::collect(const Op& op, const Receiver& receiver, uint32_t shar
 
 // All fates are known: slots that travelled with the op are free.
 void LaneImpl::settle_fates(Op* op, Micros now) {
-  if (!op->frozen || op->frozen_ranks == 0 || op->fates != op->geometry.stripe_blocks() || op->fates_told) return;
+  if (!op->frozen || op->frozen_ranks == 0 || op->fates != op->geometry.stripe_blocks() || op->fates_told)
+    return;
   op->fates_told = true;
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     Receiver& receiver = op->receivers[rank];
@@ -226,10 +234,14 @@ bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
   TagState* tag = find_tag(what.local_rank, fingerprint);
   if (tag == nullptr) return true;
   if (tag->travelling != 0) return false;  // fates are open
-  Geometry geometry{.count = what.count, .block_elements = wire::elements_per_block(settings.payload, what.type),
-                    .nodes = n, .lanes = settings.lanes, .lane = settings.lane};
+  Geometry geometry{.count = what.count,
+                    .block_elements = wire::elements_per_block(settings.payload, what.type),
+                    .nodes = n,
+                    .lanes = settings.lanes,
+                    .lane = settings.lane};
   const bool wide = element_size(sums) > element_size(what.type);
-  const CarryPages pages(&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks, wide ? 2 * settings.payload : settings.payload);
+  const CarryPages pages(&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks,
+                         wide ? 2 * settings.payload : settings.payload);
   for (uint32_t shard = 0; shard < n; ++shard) {
     for (uint32_t stripe = 0; stripe < geometry.lane_blocks(shard); ++stripe) {
       const auto bit = static_cast<uint32_t>(geometry.stripe_first(shard) + stripe);
@@ -237,7 +249,8 @@ bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
       const uint64_t first = geometry.block_first_element(shard, block);
       const uint32_t elements = geometry.elements_of(shard, block);
       std::byte* to = out + first * element_size(sums);
-      if (const std::byte* owed = pages.find(tag->carry, bit)) std::memcpy(to, owed, elements * element_size(sums));
+      if (const std::byte* owed = pages.find(tag->carry, bit))
+        std::memcpy(to, owed, elements * element_size(sums));
       for (const QueuedSlot& slot : tag->queued) {
         const std::byte* data = slot.contribution + first * element_size(what.type);
         numeric::load(what.type, data, scratch_.data(), elements);
@@ -268,9 +281,11 @@ void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
   }
   receiver.queued = true;
   ++counters.slots_queued;
-  tag->queued.push_back({.op_seq = op->seq, .cookie = receiver.submission.cookie,
+  tag->queued.push_back({.op_seq = op->seq,
+                         .cookie = receiver.submission.cookie,
                          .contribution = receiver.submission.contribution,
-                         .loss_scale = receiver.submission.loss_scale, .step = tag->steps,
+                         .loss_scale = receiver.submission.loss_scale,
+                         .step = tag->steps,
                          .submitted = receiver.submitted});
 }
 

@@ -39,10 +39,10 @@ struct TagState {
   uint64_t tag = 0;
   ReduceKind kind = ReduceKind::kSum;
   ElementType type = ElementType::kF32;
-  uint32_t steps = 0;     // ops of the tag that the rank has submitted
-  uint32_t last_seq = 0;  // the last of them
-  uint32_t stride = 0;    // ops from the one before it: a step of training; 0: not known
-  float loss_scale = 1;  // of the last submit
+  uint32_t steps = 0;       // ops of the tag that the rank has submitted
+  uint32_t last_seq = 0;    // the last of them
+  uint32_t stride = 0;      // ops from the one before it: a step of training; 0: not known
+  float loss_scale = 1;     // of the last submit
   uint32_t travelling = 0;  // open ops that take debts of it along
   CarryTensor carry;
   std::vector<QueuedSlot> queued;  // capacity: max_lag
@@ -53,7 +53,8 @@ struct TagState {
 // Blocks of a carry tensor. `unit_blocks` and `stride` as in the op of the same fingerprint (op.h).
 class CarryPages {
  public:
-  CarryPages(Pool* pool, uint32_t unit_blocks, uint32_t stride) : pool_(pool), unit_blocks_(unit_blocks), stride_(stride) {}
+  CarryPages(Pool* pool, uint32_t unit_blocks, uint32_t stride)
+      : pool_(pool), unit_blocks_(unit_blocks), stride_(stride) {}
 
   std::byte* find(const CarryTensor& tensor, uint32_t block) const {
     const uint32_t index = block / unit_blocks_;

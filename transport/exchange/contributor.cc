@@ -21,7 +21,8 @@ void LaneImpl::first_admission(Op* op, Micros now) {
 
 void LaneImpl::announce_all(Op* op) {
   for (uint32_t node = 0; node < n; ++node) {
-    if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+    if (node != self)
+      queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
   }
 }
 
@@ -55,7 +56,8 @@ void LaneImpl::freeze(Op* op, Micros now) {
     receiver.contributes |= receiver.in_contribution;
     if (receiver.contributes) ++op->frozen_ranks;
   }
-  if (op->frozen_ranks == 0) {  // what was owed went with another op or was discarded: as if nothing had been owed
+  if (op->frozen_ranks ==
+      0) {  // what was owed went with another op or was discarded: as if nothing had been owed
     op->frozen = op->owing = false;
     return;
   }
@@ -67,7 +69,8 @@ void LaneImpl::freeze(Op* op, Micros now) {
       x.push_sent = blocks;
       const uint32_t shard = Geometry::shard_of(node, op->seq, n);
       for (uint32_t stripe = 0; stripe < blocks; ++stripe) {
-        set_fate(op, shard, op->geometry.block_of_stripe(stripe), op->geometry.stripe_first(shard) + stripe, false);
+        set_fate(op, shard, op->geometry.block_of_stripe(stripe), op->geometry.stripe_first(shard) + stripe,
+                 false);
       }
     }
     if (x.push_sent < blocks) ++op->pushes_open;
@@ -77,7 +80,8 @@ void LaneImpl::freeze(Op* op, Micros now) {
       add_own(op, now);
     } else {
       for (uint32_t stripe = 0; stripe < op->lane_blocks; ++stripe) {
-        set_fate(op, op->shard, op->geometry.block_of_stripe(stripe), op->geometry.stripe_first(op->shard) + stripe, false);
+        set_fate(op, op->shard, op->geometry.block_of_stripe(stripe),
+                 op->geometry.stripe_first(op->shard) + stripe, false);
       }
     }
   }
@@ -89,14 +93,18 @@ void LaneImpl::freeze(Op* op, Micros now) {
 // these bytes).
 const std::byte* LaneImpl::own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging) {
   const size_t offset = op.geometry.block_first_element(shard, block) * element_size(op.type);
-  const auto bit = static_cast<uint32_t>(op.geometry.stripe_first(shard) + op.geometry.stripe_of_block(block));
+  const auto bit =
+      static_cast<uint32_t>(op.geometry.stripe_first(shard) + op.geometry.stripe_of_block(block));
   const std::byte* only = nullptr;
   size_t parts = 0;
   for (const Receiver& receiver : op.receivers) {
     if (!receiver.contributes) continue;
     if (receiver.in_contribution) only = receiver.submission.contribution + offset;
     parts += (receiver.in_contribution ? 1 : 0) + receiver.taken.size() +
-             (receiver.owed.present != 0 && CarryPages(&pool_, op.unit_blocks, op.stride).find(receiver.owed, bit) != nullptr ? 1 : 0);
+             (receiver.owed.present != 0 &&
+                      CarryPages(&pool_, op.unit_blocks, op.stride).find(receiver.owed, bit) != nullptr
+                  ? 1
+                  : 0);
   }
   if (parts == 1 && only != nullptr) return only;
   const uint32_t elements = op.geometry.elements_of(shard, block);
@@ -121,7 +129,8 @@ uint32_t LaneImpl::push_start(const Op& op, uint32_t owner) const {
   const uint32_t shard = Geometry::shard_of(owner, op.seq, n);
   const uint32_t blocks = owner == self ? op.lane_blocks : op.geometry.lane_blocks(shard);
   if (blocks == 0) return 0;
-  uint64_t x = (static_cast<uint64_t>(epoch) << 32 | op.seq) + 0x9e3779b97f4a7c15ULL * (shard * 2048ULL + (op.carries ? 0 : self + 1));
+  uint64_t x = (static_cast<uint64_t>(epoch) << 32 | op.seq) +
+               0x9e3779b97f4a7c15ULL * (shard * 2048ULL + (op.carries ? 0 : self + 1));
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return static_cast<uint32_t>((x ^ (x >> 31)) % blocks);
@@ -172,7 +181,8 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
     blocks = op->lane_blocks;
     start = op->pull_start;
   } else {
-    if (op == nullptr || !op->frozen || op->frozen_ranks == 0) return Drop::kNone;  // nothing was frozen: not ours to answer
+    if (op == nullptr || !op->frozen || op->frozen_ranks == 0)
+      return Drop::kNone;  // nothing was frozen: not ours to answer
     if (op->nodes[node].closed || op->push_stopped) return Drop::kNone;
     blocks = op->geometry.lane_blocks(header.shard);
     start = push_start(*op, node);
@@ -182,7 +192,7 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
   sent = mine ? x.pull_sent : x.push_sent;
   uint32_t& open_repairs = mine ? x.pull_repairs : x.push_repairs;
   if (open_repairs > 0) return Drop::kNone;  // the last answer is still under way
-  if (bitmap.empty()) {  // "all": from the start, at most once per round trip
+  if (bitmap.empty()) {                      // "all": from the start, at most once per round trip
     Micros& started = mine ? x.pull_started : x.push_started;
     if (sent < blocks || now < started + std::max<Micros>(repair_delay(node), 1000)) return Drop::kNone;
     started = now;
@@ -194,11 +204,14 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
   bool any = false;
   for (size_t i = 0; i < bitmap.size(); ++i) {
     for (auto bits = static_cast<uint8_t>(bitmap[i]); bits != 0; bits &= static_cast<uint8_t>(bits - 1)) {
-      const uint32_t block = header.block + static_cast<uint32_t>(8 * i) + static_cast<uint32_t>(std::countr_zero(bits));
+      const uint32_t block =
+          header.block + static_cast<uint32_t>(8 * i) + static_cast<uint32_t>(std::countr_zero(bits));
       if (block % settings.lanes != settings.lane || block / settings.lanes >= blocks) continue;
       const uint32_t stripe = block / settings.lanes;
       if ((stripe + blocks - start) % blocks >= sent) continue;  // its first sending is still to come
-      if (!repairs_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = !mine})) break;
+      if (!repairs_.push(
+              {.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = !mine}))
+        break;
       ++open_repairs;
       any = true;
     }

@@ -22,7 +22,9 @@ class Flow {
   }
 
   // Room for one more packet of this size? One is always allowed when nothing is in flight.
-  bool room(uint32_t bytes) const { return in_flight() == 0 || in_flight() + bytes <= std::min(window_, grant_); }
+  bool room(uint32_t bytes) const {
+    return in_flight() == 0 || in_flight() + bytes <= std::min(window_, grant_);
+  }
   // What the peer can take from us without dropping it, in bytes; until it has said so, little.
   void granted(uint32_t bytes) { grant_ = bytes; }
   void sent(uint32_t bytes) { sent_ += bytes; }

@@ -215,7 +215,8 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
   const auto type = static_cast<ElementType>(header.flags >> 5);
   const auto kind = static_cast<ReduceKind>((header.flags >> 4) & 1);
   const auto op_class = header.op_class();
-  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kBestEffort) return wire::Drop::kState;
+  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kBestEffort)
+    return wire::Drop::kState;
   if (static_cast<uint64_t>(header.total) * (settings.payload - wire::kVerdictReserve) >
       settings.max_op_bytes + settings.payload) {
     return wire::Drop::kSize;
@@ -303,7 +304,8 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   if (fresh) op = open(submission.op_seq, now);
   const uint32_t shard_blocks = geometry.shard_blocks(op->shard);
   if (!op->described) {
-    if (!describe(op, submission.op_class, submission.kind, submission.type, fingerprint, shard_blocks, self)) {
+    if (!describe(op, submission.op_class, submission.kind, submission.type, fingerprint, shard_blocks,
+                  self)) {
       if (fresh) release(op);
       return false;
     }
@@ -389,8 +391,8 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
 // --- Packets in -------------------------------------------------------------------------------------------------------
 
 bool LaneImpl::verify(const wire::PacketView& packet, Micros now) {
-  return opener_.open(packet.header.sender, packet.header.counter, packet.header_bytes, packet.payload, packet.tag,
-                      now);
+  return opener_.open(packet.header.sender, packet.header.counter, packet.header_bytes, packet.payload,
+                      packet.tag, now);
 }
 
 wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) {
@@ -413,17 +415,28 @@ wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) 
       peer.replay.accept(header.counter);
     }
     switch (type) {
-      case Type::kPush: return on_push(packet, now);
-      case Type::kPull: return on_pull(packet, now);
-      case Type::kAnnounce: return on_announce(packet, now);
-      case Type::kRequest: return on_request(packet, now);
-      case Type::kPing: return on_ping(packet, now);
-      case Type::kPong: return on_pong(packet, now);
-      case Type::kRequestRow: return on_request_row(packet, now);
-      case Type::kRow: return on_row(packet, now);
-      case Type::kGone: return on_gone(packet, now);
-      case Type::kAbort: return on_abort(packet, now);
-      default: return Drop::kType;
+      case Type::kPush:
+        return on_push(packet, now);
+      case Type::kPull:
+        return on_pull(packet, now);
+      case Type::kAnnounce:
+        return on_announce(packet, now);
+      case Type::kRequest:
+        return on_request(packet, now);
+      case Type::kPing:
+        return on_ping(packet, now);
+      case Type::kPong:
+        return on_pong(packet, now);
+      case Type::kRequestRow:
+        return on_request_row(packet, now);
+      case Type::kRow:
+        return on_row(packet, now);
+      case Type::kGone:
+        return on_gone(packet, now);
+      case Type::kAbort:
+        return on_abort(packet, now);
+      default:
+        return Drop::kType;
     }
   };
   const Drop drop = judge();
@@ -523,20 +536,26 @@ void LaneImpl::run_timers(Op* op, Micros now) {
   if (op->bounded && op->described) {
     if (op->owner == Op::Owner::kOpen && op->quorum != 0) {
       const Micros end = std::min(op->quorum + op->push_budget, op->exit_at);
-      if (now >= end) close(op, now);
-      else op->wake_at(end);
+      if (now >= end)
+        close(op, now);
+      else
+        op->wake_at(end);
     }
     if (op->start != 0 && !op->push_stopped) {
       const Micros end = op->start + op->push_budget + op->pull_budget / 2;  // H - R, R = Q/2
-      if (now >= end) op->push_stopped = true;
-      else op->wake_at(end);
+      if (now >= end)
+        op->push_stopped = true;
+      else
+        op->wake_at(end);
     }
   }
   for (uint32_t rank = 0; rank < local_ranks_ && !failed; ++rank) {
     Receiver& receiver = op->receivers[rank];
     if (receiver.state != Receiver::State::kWait) continue;
-    if (receiver.bound <= now) receiver_bound(op, rank, now);
-    else op->wake_at(receiver.bound);
+    if (receiver.bound <= now)
+      receiver_bound(op, rank, now);
+    else
+      op->wake_at(receiver.bound);
   }
   if (failed) return;
   for (uint32_t node = 0; node < n; ++node) {
@@ -553,12 +572,17 @@ void LaneImpl::run_timers(Op* op, Micros now) {
       x.pull_timer = kNever;
       if (missing_from(*op, node)) {
         if (!x.closed) {  // not known closed: it may not even know that we wait
-          queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+          queue_control(
+              {.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
         }
         queue_request(op, node, false, !x.closed);
         x.pull_timer = now + (x.closed ? backoff(node, &x.pull_backoff) : kRepairCap);
-      } else if (const uint32_t block = x.row_wanted ? open_fate(*op, node) : UINT32_MAX; block != UINT32_MAX) {
-        queue_control({.type = wire::Type::kRequestRow, .node = static_cast<uint16_t>(node), .block = block / 8 * 8, .op_seq = op->seq});
+      } else if (const uint32_t block = x.row_wanted ? open_fate(*op, node) : UINT32_MAX;
+                 block != UINT32_MAX) {
+        queue_control({.type = wire::Type::kRequestRow,
+                       .node = static_cast<uint16_t>(node),
+                       .block = block / 8 * 8,
+                       .op_seq = op->seq});
         x.pull_timer = now + backoff(node, &x.pull_backoff);
       }
     }
@@ -574,7 +598,8 @@ void LaneImpl::tick(Micros now) {
   while (!tails_.empty() && tails_.front().when <= now) {
     const Repair& repair = tails_.front();
     if (Op* op = find(repair.op_seq)) {
-      if (repairs_.push(repair)) ++(repair.push ? op->nodes[repair.node].push_repairs : op->nodes[repair.node].pull_repairs);
+      if (repairs_.push(repair))
+        ++(repair.push ? op->nodes[repair.node].push_repairs : op->nodes[repair.node].pull_repairs);
     }
     tails_.pop();
   }
@@ -591,11 +616,12 @@ void LaneImpl::tick(Micros now) {
       if (peers[node].done < peers[holder].done) holder = node;
     }
     name_node(slow, sizeof slow, holder);
-    std::snprintf(text, sizeof text,
-                  "RANK_TIMEOUT: op %u waited %lld ms to begin; %s still needs op %u. Look whether that process is "
-                  "alive, or raise exchange.rank_timeout",
-                  pending.front().submission.op_seq, static_cast<long long>((now - pending.front().submitted) / 1000),
-                  slow, peers[holder].done);
+    std::snprintf(
+        text, sizeof text,
+        "RANK_TIMEOUT: op %u waited %lld ms to begin; %s still needs op %u. Look whether that process is "
+        "alive, or raise exchange.rank_timeout",
+        pending.front().submission.op_seq, static_cast<long long>((now - pending.front().submitted) / 1000),
+        slow, peers[holder].done);
     fail(now, Status::kRankTimeout, text, true, std::span(&holder, 1));
   }
   settle(now);
@@ -667,8 +693,12 @@ bool LaneImpl::idle() const {
 Lane::Lane(const Settings& settings, Micros now) : impl_(std::make_unique<LaneImpl>(settings, now)) {}
 Lane::~Lane() = default;
 Status Lane::submit(Micros now, const Submission& submission) { return impl_->submit(now, submission); }
-bool Lane::take_carry(Micros now, const Submission& what, std::byte* out) { return impl_->take_carry(now, what, out); }
-wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) { return impl_->on_packet(now, datagram); }
+bool Lane::take_carry(Micros now, const Submission& what, std::byte* out) {
+  return impl_->take_carry(now, what, out);
+}
+wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) {
+  return impl_->on_packet(now, datagram);
+}
 void Lane::tick(Micros now) { impl_->tick(now); }
 Micros Lane::next_timer() const { return impl_->next_timer(); }
 size_t Lane::poll_send(Micros now, std::span<Outgoing> out) { return impl_->poll_send(now, out); }

@@ -25,7 +25,7 @@
 namespace sluice::exchange {
 
 inline constexpr size_t kLeastBurst = 2;  // packets that poll_send must be able to hand out
-inline constexpr uint32_t kWindow = 64;  // W: ops that may be open (protocol, section 4)
+inline constexpr uint32_t kWindow = 64;   // W: ops that may be open (protocol, section 4)
 
 // What is fixed for a job in a view. Equal on all nodes except `self`, `lane` and the pool.
 struct Settings {
@@ -47,17 +47,18 @@ struct Settings {
   uint32_t warmup_ops = 20;
   double h_factor = 5;
   uint64_t link_bits_per_second = 0;  // 0: unknown
-  Micros op_timeout = 30'000'000;    // T of `exact`
-  Micros rank_timeout = 30'000'000;  // submit to start at the latest
-  Micros peer_interval = 100'000;    // PING
-  Micros peer_timeout = 2'000'000;   // a silent peer is lost after max(this, 20 intervals)
-  uint32_t pull_patience = 4;        // x H
-  double min_contribution = 0.5;     // of the ranks of the job, per block
-  uint32_t max_lag = 32;             // ops that this node may be ahead of the slowest, at most kWindow/2
-  uint32_t incast = 2;               // I: owners that are pushed to at a time
-  bool carry_over = true;            // `consistent`: what was not counted joins a later op of the tag (section 7)
-  uint32_t carry_max_ops = 0;        // steps of a tag after which a carried block is dropped; 0: max(8, 2 x max_lag / ops per step)
-  bool fill_own = true;              // `best_effort`: holes take the own contribution; false: zero
+  Micros op_timeout = 30'000'000;     // T of `exact`
+  Micros rank_timeout = 30'000'000;   // submit to start at the latest
+  Micros peer_interval = 100'000;     // PING
+  Micros peer_timeout = 2'000'000;    // a silent peer is lost after max(this, 20 intervals)
+  uint32_t pull_patience = 4;         // x H
+  double min_contribution = 0.5;      // of the ranks of the job, per block
+  uint32_t max_lag = 32;              // ops that this node may be ahead of the slowest, at most kWindow/2
+  uint32_t incast = 2;                // I: owners that are pushed to at a time
+  bool carry_over = true;  // `consistent`: what was not counted joins a later op of the tag (section 7)
+  uint32_t carry_max_ops =
+      0;  // steps of a tag after which a carried block is dropped; 0: max(8, 2 x max_lag / ops per step)
+  bool fill_own = true;  // `best_effort`: holes take the own contribution; false: zero
 
   // Flow control: bytes on the way to one peer, found by PING and PONG (protocol, section 9).
   uint32_t flow_window = 512 * 1024;  // at most
@@ -66,7 +67,7 @@ struct Settings {
   uint32_t receive_budget = 4 << 20;
 
   uint64_t max_op_bytes = 64ULL << 20;  // largest tensor
-  uint64_t pool_bytes = 256ULL << 20;   // accumulators and early arrivals of this lane; touched only when used
+  uint64_t pool_bytes = 256ULL << 20;  // accumulators and early arrivals of this lane; touched only when used
 };
 
 // Pool bytes without which the largest op could not be reduced (section 3, Memory). JOIN is refused below it.
@@ -82,7 +83,7 @@ struct Submission {
   ReduceKind kind = ReduceKind::kSum;
   ElementType type = ElementType::kF32;
   OpClass op_class = OpClass::kExact;
-  Micros deadline = 0;  // H or T of this op; 0: from the settings
+  Micros deadline = 0;   // H or T of this op; 0: from the settings
   float loss_scale = 1;  // of the contribution, under AMP: carry-over is kept unscaled
   const std::byte* contribution = nullptr;
   std::byte* result = nullptr;
@@ -103,13 +104,14 @@ struct Event {
   uint64_t cookie = 0;
   uint8_t events = 0;  // kEventResult | kEventResolved
   Status status = Status::kOk;
-  uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0, blocks_repaired = 0;
+  uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0,
+           blocks_repaired = 0;
   uint32_t blocks_filled = 0;     // best_effort: holes filled by rule
   uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory
-  Micros total = 0;   // submit to this event
-  Micros lag = 0;     // waiting for admission
-  Micros quorum = 0;  // waiting for half of the nodes
-  Micros push = 0;    // start to last push block sent
+  Micros total = 0;               // submit to this event
+  Micros lag = 0;                 // waiting for admission
+  Micros quorum = 0;              // waiting for half of the nodes
+  Micros push = 0;                // start to last push block sent
   uint64_t bytes_sent = 0;
   uint32_t late_nodes = 0;
   uint32_t worst_node = UINT32_MAX;
@@ -134,7 +136,8 @@ struct Trace {
   OpClass op_class = OpClass::kExact;
   Status status = Status::kOk;
   uint64_t tag = 0, bytes = 0;
-  Micros submitted = 0, admitted = 0, quorum = 0, first_push = 0, push_sent = 0, closed = 0, pull_sent = 0, result = 0;
+  Micros submitted = 0, admitted = 0, quorum = 0, first_push = 0, push_sent = 0, closed = 0, pull_sent = 0,
+         result = 0;
 };
 
 struct PeerState {
@@ -154,7 +157,8 @@ struct Counters {
   uint64_t ops[32] = {};  // ended, by Status
   uint64_t drops[static_cast<size_t>(wire::Drop::kCount)] = {};
   uint64_t packets_sent = 0, bytes_sent = 0, packets_received = 0, bytes_received = 0;
-  uint64_t blocks_repaired = 0, blocks_resent = 0, blocks_skipped = 0, blocks_uncounted = 0, nonfinite_blocks = 0;
+  uint64_t blocks_repaired = 0, blocks_resent = 0, blocks_skipped = 0, blocks_uncounted = 0,
+           nonfinite_blocks = 0;
   uint64_t blocks_carried = 0, blocks_discarded = 0, slots_queued = 0, blocks_filled = 0;
   uint64_t carry_blocks = 0;  // owed now
   uint64_t requests_sent = 0, contributions_late = 0;

@@ -22,9 +22,10 @@ namespace sluice::exchange {
 
 inline constexpr uint32_t kPulseWindow = 2;  // of the daemons' own ops
 inline constexpr uint32_t kBurst = 256;      // packets of one poll_send
-inline constexpr uint32_t kRun = 43;         // data packets in a row to one node: with a PING what one GSO call carries
-inline constexpr uint32_t kTailBlocks = 3;   // protocol, section 4
-inline constexpr Micros kAgain = 50;         // us after which ANNOUNCE and the last tail go out once more
+inline constexpr uint32_t kRun =
+    43;  // data packets in a row to one node: with a PING what one GSO call carries
+inline constexpr uint32_t kTailBlocks = 3;  // protocol, section 4
+inline constexpr Micros kAgain = 50;        // us after which ANNOUNCE and the last tail go out once more
 inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
 inline constexpr Micros kRepairCap = 50'000;          // longest repair interval
 inline constexpr uint32_t kTagsPerRank = 256;         // tags whose carry-over a rank can have on a lane
@@ -75,12 +76,12 @@ struct Peer {
 struct Control {
   wire::Type type = wire::Type::kPing;
   uint16_t node = 0;
-  bool push = false;      // REQUEST: of push blocks (the shard of `self` as owner), else of pull blocks
+  bool push = false;        // REQUEST: of push blocks (the shard of `self` as owner), else of pull blocks
   bool everything = false;  // REQUEST: empty bitmap
   uint32_t block = 0;       // REQUEST_ROW, ROW: the first block
   uint32_t op_seq = 0;
-  uint32_t echo = 0;      // PONG
-  Micros when = 0;        // PONG: arrival of the PING
+  uint32_t echo = 0;  // PONG
+  Micros when = 0;    // PONG: arrival of the PING
 };
 
 struct Pending {
@@ -163,7 +164,8 @@ class LaneImpl {
   void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now);
   void wants_pull(Op* op, uint32_t node);
   void look_for_exit(Op* op, Micros now);
-  bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks, const std::byte* data);
+  bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks,
+                 const std::byte* data);
   void advance_ordered(Op* op, uint32_t stripe);
   void add_own(Op* op, Micros now);
   void node_complete(Op* op, uint32_t node, Micros now);
@@ -199,8 +201,8 @@ class LaneImpl {
   void discard(Receiver* receiver);
   void set_fate(Op* op, uint32_t shard, uint32_t block, uint64_t bit, bool counted);
   void carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint32_t bit);
-  uint64_t collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit, float scale,
-                   std::byte* sum);
+  uint64_t collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit,
+                   float scale, std::byte* sum);
   void settle_fates(Op* op, Micros now);
   void resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now);
   bool take_carry(Micros now, const Submission& what, std::byte* out);
@@ -230,7 +232,8 @@ class LaneImpl {
   void emit_repairs(Out* out, Micros now);
   void count_out(uint32_t node, size_t bytes, bool data);
   uint32_t packet_bytes(size_t payload) const {
-    return static_cast<uint32_t>(wire::kHeaderBytes + payload + (settings.sealing == wire::Sealing::kNone ? 0 : wire::kTagBytes));
+    return static_cast<uint32_t>(wire::kHeaderBytes + payload +
+                                 (settings.sealing == wire::Sealing::kNone ? 0 : wire::kTagBytes));
   }
   void emit_pushes(Out* out, Op* op, Micros now);
   void emit_pulls(Out* out, Op* op, Micros now);
@@ -277,7 +280,7 @@ class LaneImpl {
   std::vector<TagState> tags_seen_;
   Fifo<Control> control_;
   Fifo<Repair> repairs_;
-  Fifo<Repair> tails_;  // last blocks that go out once more, in order of time
+  Fifo<Repair> tails_;   // last blocks that go out once more, in order of time
   Micros last_run_ = 0;  // of run_peers
   Micros lag_ping_ = kNever;
   Micros lag_interval_ = 0;
@@ -305,8 +308,9 @@ class LaneImpl {
   std::vector<wire::Header> headers_;
   std::vector<std::byte> tags_;
   std::vector<std::byte> staging_;
-  std::vector<std::byte> scratch_;  // accumulators of three blocks: sum of a rank, a part of it, sum of the node
-  std::vector<std::byte> own_;      // one block of the own shard
+  std::vector<std::byte>
+      scratch_;                 // accumulators of three blocks: sum of a rank, a part of it, sum of the node
+  std::vector<std::byte> own_;  // one block of the own shard
 };
 
 }  // namespace sluice::exchange

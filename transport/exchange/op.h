@@ -23,7 +23,7 @@ struct NodeOp {
   uint8_t push_backoff = 0;
   Micros push_timer = kNever;  // when missing blocks are asked for
   // The node as a receiver of my shard.
-  uint32_t pull_sent = 0;  // blocks sent, in send order
+  uint32_t pull_sent = 0;     // blocks sent, in send order
   uint32_t pull_repairs = 0;  // answers in the repair queue
   Micros pull_started = 0;
   // The node as the owner of a shard that I push to.
@@ -41,16 +41,16 @@ struct NodeOp {
 struct Receiver {
   enum class State : uint8_t { kNone, kWait, kLate, kDone };
   State state = State::kNone;
-  bool in_contribution = false;  // this rank's slot is part of what the node froze
-  bool contributes = false;      // its slot, queued slots or carry are
-  bool queued = false;           // its slot waits for a later op of the tag (wholly late)
-  bool told = false;             // RESULT went out
-  bool resolved = false;         // RESOLVED went out
-  bool diverged = false;         // its holes were filled too late for the result
-  TagState* tag = nullptr;       // carry-over on: what it owes under this tag
-  CarryTensor owed;              // carry that travels with this op
+  bool in_contribution = false;   // this rank's slot is part of what the node froze
+  bool contributes = false;       // its slot, queued slots or carry are
+  bool queued = false;            // its slot waits for a later op of the tag (wholly late)
+  bool told = false;              // RESULT went out
+  bool resolved = false;          // RESOLVED went out
+  bool diverged = false;          // its holes were filled too late for the result
+  TagState* tag = nullptr;        // carry-over on: what it owes under this tag
+  CarryTensor owed;               // carry that travels with this op
   std::vector<QueuedSlot> taken;  // queued slots that travel with this op; capacity: max_lag
-  uint64_t received = 0;         // blocks of this lane's stripe
+  uint64_t received = 0;          // blocks of this lane's stripe
   uint32_t skipped = 0;
   uint32_t uncounted = 0;
   uint32_t discarded = 0;
@@ -81,7 +81,7 @@ struct Op {
   uint32_t unit_blocks = kUnitBlocks;  // blocks in one unit: 64, or 32 where accumulators are twice as wide
   uint32_t stride = 0;                 // bytes of one block in a unit
 
-  bool carries = false;                // consistent with carry-over
+  bool carries = false;  // consistent with carry-over
 
   bool local = false;  // a local rank was admitted
   // Known from the first local submit, or from what is owed under the tag.
@@ -106,23 +106,23 @@ struct Op {
   Micros opened = 0;
   Micros quorum = 0;  // t_q as heard here; 0: not yet
   Micros closed = 0;
-  Micros exit_at = kNever;   // early exit, unless something new arrives
-  uint32_t pull_start = 0;   // stripe index that is sent first
-  uint32_t finished = 0;     // blocks finished, in send order
-  uint32_t pulls_open = 0;   // receivers whose shard is not sent completely
+  Micros exit_at = kNever;  // early exit, unless something new arrives
+  uint32_t pull_start = 0;  // stripe index that is sent first
+  uint32_t finished = 0;    // blocks finished, in send order
+  uint32_t pulls_open = 0;  // receivers whose shard is not sent completely
 
   // Contributor.
   bool frozen = false;
   bool wholly_late = false;
   bool push_stopped = false;
-  bool owing = false;     // opened by a peer, and a local rank owes under its tag
+  bool owing = false;         // opened by a peer, and a local rank owes under its tag
   Micros late_wait = kNever;  // when what is owed goes in without a submit
   uint64_t fates = 0;         // blocks of the frozen contribution whose fate is known
   std::vector<uint64_t> fate_bits;
   bool fates_told = false;
-  uint16_t held = 0;  // local ranks that have submitted
+  uint16_t held = 0;          // local ranks that have submitted
   uint16_t frozen_ranks = 0;  // local ranks in the frozen contribution
-  Micros start = 0;   // of H; 0: not yet
+  Micros start = 0;           // of H; 0: not yet
   Micros announce_again = kNever;
   Micros local_wait = kNever;
   uint32_t pushes_open = 0;  // owners that have not been sent everything

@@ -31,7 +31,8 @@ wire::Header LaneImpl::header(Type type, const Op* op) const {
     h.flags = static_cast<uint8_t>(static_cast<uint8_t>(op->op_class) << wire::kFlagClassShift);
     if (type == Type::kAnnounce || type == Type::kPush || type == Type::kRequest) {
       // Bits 4-7 say how to sum, so that an owner without a submit of its own can.
-      h.flags |= static_cast<uint8_t>(static_cast<uint8_t>(op->kind) << 4 | static_cast<uint8_t>(op->type) << 5);
+      h.flags |=
+          static_cast<uint8_t>(static_cast<uint8_t>(op->kind) << 4 | static_cast<uint8_t>(op->type) << 5);
     }
   }
   return h;
@@ -42,11 +43,17 @@ bool LaneImpl::reachable(const Op& op, uint32_t node) const {
   return !peers[node].lost && (is_pulse(op.seq) || op.seq - peers[node].base < kWindow);
 }
 
-void LaneImpl::queue_control(const Control& control) { control_.push(control); }  // full: it is repeated anyway
+void LaneImpl::queue_control(const Control& control) {
+  control_.push(control);
+}  // full: it is repeated anyway
 
 void LaneImpl::queue_request(Op* op, uint32_t node, bool push, bool everything) {
   if (!peers[node].lost) {
-    queue_control({.type = Type::kRequest, .node = static_cast<uint16_t>(node), .push = push, .everything = everything, .op_seq = op->seq});
+    queue_control({.type = Type::kRequest,
+                   .node = static_cast<uint16_t>(node),
+                   .push = push,
+                   .everything = everything,
+                   .op_seq = op->seq});
   }
 }
 
@@ -64,13 +71,15 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
   const uint32_t done = peers[self].done;
   const auto put_ping = [&](wire::Ping body) {
     const Policy& newest = policies_.back();
-    const bool record = peer.policy < newest.number;  // it lacks our newest record: told until it says that it has it
+    const bool record =
+        peer.policy < newest.number;  // it lacks our newest record: told until it says that it has it
     body.done = done;
     body.base = base_;
     body.pulse_done = peers[self].pulse_done;
     body.policy = newest.number;
     // Seldom do more than 8 send to one at a time (incast I; trap 13): each gets that part of the buffer.
-    body.grant = std::max<uint32_t>(2 * settings.payload, settings.receive_budget / std::clamp(n - 1, 1U, 8U));
+    body.grant =
+        std::max<uint32_t>(2 * settings.payload, settings.receive_budget / std::clamp(n - 1, 1U, 8U));
     body.flags = record ? wire::kRecordFollows : 0;
     put(body);
     if (record) {
@@ -85,11 +94,12 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       h.shard = static_cast<uint16_t>(Geometry::shard_of(control.node, op->seq, n));
       h.total = op->geometry.shard_blocks(h.shard);
       h.ranks = static_cast<uint16_t>(own_ranks_);
-      put(wire::Announce{.age_us = static_cast<uint32_t>(op->local ? now - op->trace.submitted : 0),
-                         .done = done,
-                         .base = base_,
-                         .flags = op->size_class << wire::kSizeClassShift | (op->local ? wire::kReceives : 0) |
-                                  (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes)});
+      put(wire::Announce{
+          .age_us = static_cast<uint32_t>(op->local ? now - op->trace.submitted : 0),
+          .done = done,
+          .base = base_,
+          .flags = op->size_class << wire::kSizeClassShift | (op->local ? wire::kReceives : 0) |
+                   (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes)});
       break;
     }
     case Type::kPing:
@@ -147,7 +157,8 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
         if (block % settings.lanes != settings.lane) continue;
         const uint32_t stripe = block / settings.lanes;
         // The row of a skipped block is 0: nobody was counted.
-        if (!has_block(*op, stripe, control.node) || block_meta(*op, stripe).ranks < quorum_ranks_needed()) continue;
+        if (!has_block(*op, stripe, control.node) || block_meta(*op, stripe).ranks < quorum_ranks_needed())
+          continue;
         payload[length + i / 8] |= static_cast<std::byte>(1U << (i % 8));
       }
       length += bytes;
@@ -167,33 +178,40 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       length += bytes;
       break;
     }
-    default: return;
+    default:
+      return;
   }
   h.stamp = static_cast<uint32_t>(now);
   h.counter = sealer_.next_counter();
   Outgoing& packet = out->packets[slot];
-  packet = {.node = control.node, .payload_length = static_cast<uint32_t>(length),
-            .header = reinterpret_cast<const std::byte*>(&h), .payload = payload, .tag = nullptr};
+  packet = {.node = control.node,
+            .payload_length = static_cast<uint32_t>(length),
+            .header = reinterpret_cast<const std::byte*>(&h),
+            .payload = payload,
+            .tag = nullptr};
   if (settings.sealing != wire::Sealing::kNone) {
     std::byte* tag = tags_.data() + slot * wire::kTagBytes;
     sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, length}, h.counter, tag);
     packet.tag = tag;
   }
   if (control.type == Type::kPing) peer.flow.probed(h.stamp, now);
-  if (control.type != Type::kAbort && control.type != Type::kGone) peer.next_ping = now + settings.peer_interval;
+  if (control.type != Type::kAbort && control.type != Type::kGone)
+    peer.next_ping = now + settings.peer_interval;
   ++out->count;
 }
 
 // Bits of the missing blocks from the first one on; no more than half a window's worth, so that the answers cannot
 // flood us. Returns bytes; 0: nothing is missing.
-size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits, size_t capacity) {
+size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits,
+                                size_t capacity) {
   const uint32_t stripes = control.push ? op->lane_blocks : op->geometry.lane_blocks(h->shard);
   const uint64_t first_bit = control.push ? 0 : op->geometry.stripe_first(h->shard);
   const uint32_t at_most = std::max<uint32_t>(32, settings.flow_window / 2 / settings.payload);
   uint32_t asked = 0, from = 0;
   size_t bytes = 0;
   for (uint32_t stripe = 0; stripe < stripes && asked < at_most; ++stripe) {
-    const bool missing = control.push ? !has_block(*op, stripe, control.node) : wanted(*op, first_bit + stripe);
+    const bool missing =
+        control.push ? !has_block(*op, stripe, control.node) : wanted(*op, first_bit + stripe);
     if (!missing) continue;
     const uint32_t block = stripe * settings.lanes + settings.lane;
     if (asked == 0) from = block / 8 * 8;
@@ -242,8 +260,11 @@ void LaneImpl::emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool
   const size_t length = elements * element_size(op->type);
   const std::byte* payload = own_block(*op, shard, block, staging_.data() + slot * settings.payload);
   Outgoing& packet = out->packets[slot];
-  packet = {.node = owner, .payload_length = static_cast<uint32_t>(length),
-            .header = reinterpret_cast<const std::byte*>(&h), .payload = payload, .tag = nullptr};
+  packet = {.node = owner,
+            .payload_length = static_cast<uint32_t>(length),
+            .header = reinterpret_cast<const std::byte*>(&h),
+            .payload = payload,
+            .tag = nullptr};
   if (settings.sealing != wire::Sealing::kNone) {
     std::byte* tag_bytes = tags_.data() + slot * wire::kTagBytes;
     sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, length}, h.counter, tag_bytes);
@@ -261,7 +282,8 @@ void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe) {
   BlockMeta& meta = block_meta(*op, stripe);
   h = header(Type::kPull, op);
   h.flags |= meta.flags;
-  if ((stripe + op->lane_blocks - op->pull_start) % op->lane_blocks + kTailBlocks >= op->lane_blocks) h.flags |= wire::kFlagTail;
+  if ((stripe + op->lane_blocks - op->pull_start) % op->lane_blocks + kTailBlocks >= op->lane_blocks)
+    h.flags |= wire::kFlagTail;
   h.shard = static_cast<uint16_t>(op->shard);
   h.elements = (meta.flags & wire::kFlagSkip) != 0 ? 0 : meta.elements;
   h.block = stripe * settings.lanes + settings.lane;
@@ -272,10 +294,14 @@ void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe) {
   if (fresh) meta.counter = sealer_.next_counter();
   h.counter = meta.counter;
   Outgoing& packet = out->packets[slot];
-  packet = {.node = node, .payload_length = meta.payload, .header = reinterpret_cast<const std::byte*>(&h),
-            .payload = payload, .tag = nullptr};
+  packet = {.node = node,
+            .payload_length = meta.payload,
+            .header = reinterpret_cast<const std::byte*>(&h),
+            .payload = payload,
+            .tag = nullptr};
   if (settings.sealing != wire::Sealing::kNone) {
-    if (fresh) sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, meta.payload}, meta.counter, meta.tag);
+    if (fresh)
+      sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, meta.payload}, meta.counter, meta.tag);
     packet.tag = meta.tag;
   }
   count_out(node, packet_bytes(meta.payload), true);
@@ -336,7 +362,11 @@ void LaneImpl::emit_pushes(Out* out, Op* op, Micros now) {
       const uint32_t stripe = (start + x.push_sent) % blocks;
       emit_push(out, op, owner, stripe, tail, now);
       if (++x.push_sent == blocks) {
-        tails_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(owner), .push = true, .when = now + kAgain});
+        tails_.push({.op_seq = op->seq,
+                     .stripe = stripe,
+                     .node = static_cast<uint16_t>(owner),
+                     .push = true,
+                     .when = now + kAgain});
         if (--op->pushes_open == 0) op->trace.push_sent = now;
       }
     }
@@ -358,7 +388,11 @@ void LaneImpl::emit_pulls(Out* out, Op* op, Micros now) {
       const uint32_t stripe = (op->pull_start + x.pull_sent) % op->lane_blocks;
       emit_pull(out, op, node, stripe);
       if (++x.pull_sent == op->lane_blocks) {
-        tails_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = false, .when = now + kAgain});
+        tails_.push({.op_seq = op->seq,
+                     .stripe = stripe,
+                     .node = static_cast<uint16_t>(node),
+                     .push = false,
+                     .when = now + kAgain});
         if (--op->pulls_open == 0) op->trace.pull_sent = now;
       }
     }

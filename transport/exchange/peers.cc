@@ -17,7 +17,8 @@ Drop LaneImpl::on_ping(const wire::PacketView& packet, Micros now) {
   const uint32_t node = packet.header.sender;
   heard(node, body.done, body.base, now);
   hear_policy(node, body, packet.payload.subspan(sizeof body));
-  queue_control({.type = Type::kPong, .node = static_cast<uint16_t>(node), .echo = packet.header.stamp, .when = now});
+  queue_control(
+      {.type = Type::kPong, .node = static_cast<uint16_t>(node), .echo = packet.header.stamp, .when = now});
   if (failed) remind(node, now);
   return Drop::kNone;
 }
@@ -39,7 +40,8 @@ void LaneImpl::hear_policy(uint32_t node, const wire::Ping& body, std::span<cons
 void LaneImpl::ask_policy(uint32_t node, uint8_t number, Micros now) {
   const auto ahead = static_cast<uint8_t>(number - static_cast<uint8_t>(policies_.back().number));
   Peer& peer = peers[node];
-  if (ahead == 0 || ahead >= 128 || now - peer.asked_policy < std::max<Micros>(1000, 2 * peer.flow.rtt())) return;
+  if (ahead == 0 || ahead >= 128 || now - peer.asked_policy < std::max<Micros>(1000, 2 * peer.flow.rtt()))
+    return;
   peer.asked_policy = now;
   queue_control({.type = Type::kPing, .node = static_cast<uint16_t>(node)});
 }
@@ -85,10 +87,11 @@ void LaneImpl::run_peers(Micros now) {
     peer.lost = true;
     char name[96], text[320];
     name_node(name, sizeof name, node);
-    std::snprintf(text, sizeof text,
-                  "PEER_LOST: nothing heard from %s for %lld ms. Look whether its sluiced runs and UDP reaches it; the "
-                  "job must be joined anew",
-                  name, static_cast<long long>(silent / 1000));
+    std::snprintf(
+        text, sizeof text,
+        "PEER_LOST: nothing heard from %s for %lld ms. Look whether its sluiced runs and UDP reaches it; the "
+        "job must be joined anew",
+        name, static_cast<long long>(silent / 1000));
     fail(now, Status::kPeerLost, text, true, std::span(&node, 1));
   }
   if (lag_ping_ <= now && !failed) {
@@ -115,7 +118,8 @@ void LaneImpl::name_node(char* text, size_t size, uint32_t node) const {
       used += static_cast<size_t>(std::snprintf(text + used, size - used, " ..."));
       break;
     }
-    used += static_cast<size_t>(std::snprintf(text + used, size - used, "%s%zu", listed == 0 ? " " : ",", rank));
+    used +=
+        static_cast<size_t>(std::snprintf(text + used, size - used, "%s%zu", listed == 0 ? " " : ",", rank));
     ++listed;
   }
   std::snprintf(text + std::min(used, size - 2), size - std::min(used, size - 2), ")");
@@ -138,12 +142,15 @@ void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
     if (node == op->describer || op->describer == self) return;
     char other[96];
     name_node(other, sizeof other, op->describer);
-    std::snprintf(text, sizeof text, "MISMATCH: op %u: %s and %s were asked for different collectives (shape, type, class or tag)",
-                  op->seq, name, other);
+    std::snprintf(
+        text, sizeof text,
+        "MISMATCH: op %u: %s and %s were asked for different collectives (shape, type, class or tag)",
+        op->seq, name, other);
   } else {
     describe_op(here, sizeof here, *op);
-    std::snprintf(text, sizeof text, "MISMATCH: here %s; %s was asked for another collective (shape, type, class or tag)",
-                  here, name);
+    std::snprintf(text, sizeof text,
+                  "MISMATCH: here %s; %s was asked for another collective (shape, type, class or tag)", here,
+                  name);
     abort_op_known_ = true;
     abort_body_.kind = static_cast<uint8_t>(op->kind);
     abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(op->type);
@@ -166,13 +173,15 @@ void LaneImpl::tell_all(Status reason, std::span<const uint32_t> named) {
     abort_named_[abort_named_count_++] = static_cast<uint16_t>(node);
   }
   for (uint32_t node = 0; node < n; ++node) {
-    if (node != self) queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node), .op_seq = abort_op_});
+    if (node != self)
+      queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node), .op_seq = abort_op_});
   }
 }
 
 Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
   wire::Abort body;
-  if (!wire::read_payload(packet.payload, &body) || packet.payload.size() != sizeof body + 2ULL * body.count) {
+  if (!wire::read_payload(packet.payload, &body) ||
+      packet.payload.size() != sizeof body + 2ULL * body.count) {
     return Drop::kSize;
   }
   if (failed) return Drop::kNone;
@@ -187,8 +196,9 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
     char here[128] = "this op was not submitted yet";
     if (op != nullptr && op->local) describe_op(here, sizeof here, *op);
     const bool known = body.element_type < kElementTypes;
-    std::snprintf(text, sizeof text, "MISMATCH: here %s; %s was asked for op %u, tag %016llx (%s %s, %llu elements)", here,
-                  name, packet.header.op_seq, static_cast<unsigned long long>(body.tag),
+    std::snprintf(text, sizeof text,
+                  "MISMATCH: here %s; %s was asked for op %u, tag %016llx (%s %s, %llu elements)", here, name,
+                  packet.header.op_seq, static_cast<unsigned long long>(body.tag),
                   body.kind == 1 ? "mean" : "sum",
                   known ? element_type_name(static_cast<ElementType>(body.element_type)) : "?",
                   static_cast<unsigned long long>(body.elements));
@@ -211,7 +221,8 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
     if (first < n) name_node(about, sizeof about, first);
   }
   if (status == Status::kPeerLost && about[0] != '\0') {
-    std::snprintf(text, sizeof text, "PEER_LOST: %s is gone, says %s; the job must be joined anew", about, name);
+    std::snprintf(text, sizeof text, "PEER_LOST: %s is gone, says %s; the job must be joined anew", about,
+                  name);
   } else {
     std::snprintf(text, sizeof text, "%s: %s ended the job (%s%s%s)", status_name(Status::kAborted), name,
                   status_name(status), about[0] != '\0' ? ", because of " : "", about);
@@ -236,11 +247,13 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
       Receiver& receiver = op->receivers[rank];
       for (const QueuedSlot& slot : receiver.taken) resolve_queued(rank, slot, status, now);
       receiver.taken.clear();
-      if (receiver.state == Receiver::State::kNone || receiver.resolved || (receiver.queued && receiver.told)) continue;
+      if (receiver.state == Receiver::State::kNone || receiver.resolved || (receiver.queued && receiver.told))
+        continue;
       const bool told = receiver.told;
       receiver.state = Receiver::State::kDone;
       receiver.told = receiver.resolved = true;
-      const auto what = static_cast<uint8_t>((told ? 0 : kEventResult) | (receiver.queued ? 0 : kEventResolved));
+      const auto what =
+          static_cast<uint8_t>((told ? 0 : kEventResult) | (receiver.queued ? 0 : kEventResolved));
       Event event = make_event(*op, rank, what, status, now);
       std::snprintf(event.text, sizeof event.text, "%s", text);
       op->trace.status = status;

@@ -17,7 +17,8 @@ uint32_t size_class(uint64_t bytes) {
 
 uint8_t encode_time(Micros time) {
   if (time <= 0) return 0;
-  return static_cast<uint8_t>(std::clamp(std::ceil(8 * std::log2(static_cast<double>(time)) - 1e-9), 1.0, 255.0));
+  return static_cast<uint8_t>(
+      std::clamp(std::ceil(8 * std::log2(static_cast<double>(time)) - 1e-9), 1.0, 255.0));
 }
 Micros decode_time(uint8_t code) { return code == 0 ? 0 : static_cast<Micros>(std::exp2(code / 8.0)); }
 
@@ -62,7 +63,8 @@ void encode_pulse(const PulseNode& node, std::span<int64_t, kPulseWords> words) 
     words[i++] = c.p95;
     words[i++] = c.complete;
   }
-  for (const int64_t value : {node.blocks, node.lost, node.highest, node.number, node.from, node.calm}) words[i++] = value;
+  for (const int64_t value : {node.blocks, node.lost, node.highest, node.number, node.from, node.calm})
+    words[i++] = value;
 }
 
 PulseNode decode_pulse(std::span<const int64_t, kPulseWords> words) {
@@ -73,7 +75,8 @@ PulseNode decode_pulse(std::span<const int64_t, kPulseWords> words) {
     c.p95 = words[i++];
     c.complete = words[i++];
   }
-  for (int64_t* value : {&node.blocks, &node.lost, &node.highest, &node.number, &node.from, &node.calm}) *value = words[i++];
+  for (int64_t* value : {&node.blocks, &node.lost, &node.highest, &node.number, &node.from, &node.calm})
+    *value = words[i++];
   return node;
 }
 
@@ -87,7 +90,8 @@ int64_t median(std::vector<int64_t>* values) {
 Micros coded(Micros time) { return decode_time(encode_time(time)); }
 }  // namespace
 
-Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNode> nodes, const PolicyLimits& limits) {
+Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNode> nodes,
+                   const PolicyLimits& limits) {
   Policy policy = last;
   policy.number = number;
   int64_t blocks = 0, lost = 0, calm = 0;
@@ -110,9 +114,10 @@ Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNod
     if (2 * p95.size() < nodes.size() || p95.empty()) continue;  // still warming up, or as before
     const double bytes = 4096.0 * std::exp2(c);
     const double n = limits.nodes;
-    const double ideal = limits.link_bits_per_second == 0
-                             ? 0
-                             : bytes * 8 * (n - 1) / n / static_cast<double>(limits.link_bits_per_second) * 1e6;
+    const double ideal =
+        limits.link_bits_per_second == 0
+            ? 0
+            : bytes * 8 * (n - 1) / n / static_cast<double>(limits.link_bits_per_second) * 1e6;
     const double floor = std::max(4 * ideal, static_cast<double>(limits.hard_deadline_min));
     const double hard = std::min(std::max(limits.h_factor * static_cast<double>(median(&p95)), floor),
                                  static_cast<double>(limits.hard_deadline_max));
@@ -128,7 +133,8 @@ Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNod
   } else {
     if (loss < 0.0001) policy.exit_share = static_cast<uint8_t>(std::max(1, policy.exit_share - 1));
     if (calm > 0 && calm % 8 == 0) {
-      policy.incast = static_cast<uint8_t>(std::min<uint32_t>(policy.incast + 1U, std::clamp(limits.nodes - 1, 1U, 15U)));
+      policy.incast =
+          static_cast<uint8_t>(std::min<uint32_t>(policy.incast + 1U, std::clamp(limits.nodes - 1, 1U, 15U)));
     }
   }
   if (loss > 0.02) policy.hadamard = true;

@@ -14,10 +14,10 @@
 
 namespace sluice::exchange {
 
-inline constexpr uint32_t kSizeClasses = 16;   // ops up to 4 KiB x 2^c; the last one is open
-inline constexpr uint32_t kPulseEvery = 50;    // ops (protocol, section 10)
+inline constexpr uint32_t kSizeClasses = 16;  // ops up to 4 KiB x 2^c; the last one is open
+inline constexpr uint32_t kPulseEvery = 50;   // ops (protocol, section 10)
 inline constexpr uint32_t kEstimationOps = 64;
-inline constexpr double kEwmaPast = 0.95;      // OptiReduce's alpha
+inline constexpr double kEwmaPast = 0.95;  // OptiReduce's alpha
 inline constexpr uint32_t kPolicyRecordBytes = 64;
 
 uint32_t size_class(uint64_t bytes);
@@ -34,7 +34,7 @@ struct Policy {
   uint32_t from = 0;    // first op under it
   bool hadamard = false;
   bool halt = false;
-  uint8_t incast = 2;      // I
+  uint8_t incast = 2;       // I
   uint8_t exit_share = 10;  // x, percent of t_C
   std::array<ClassPolicy, kSizeClasses> of_class{};
 };
@@ -42,7 +42,7 @@ struct Policy {
 // Time codes of the record: v = 2^(v/8) us, 0 = warm-up. encode rounds up.
 uint8_t encode_time(Micros time);
 Micros decode_time(uint8_t code);
-void encode_policy(const Policy& policy, std::byte* record);        // kPolicyRecordBytes
+void encode_policy(const Policy& policy, std::byte* record);         // kPolicyRecordBytes
 bool decode_policy(std::span<const std::byte> record, Policy* out);  // false: not a record
 
 // What one node says in a pulse.
@@ -53,12 +53,12 @@ struct PulseNode {
     int64_t complete = 0;  // us; EWMA of the completion time
   };
   std::array<Class, kSizeClasses> of_class{};
-  int64_t blocks = 0;     // expected since the last pulse
-  int64_t lost = 0;       // of them uncounted, filled or missing at the bound
-  int64_t highest = 0;    // op announced by this node
-  int64_t number = 0;     // of its newest record
-  int64_t from = 0;       // of its newest record
-  int64_t calm = 0;       // pulses without loss before this one, as the node counts them
+  int64_t blocks = 0;   // expected since the last pulse
+  int64_t lost = 0;     // of them uncounted, filled or missing at the bound
+  int64_t highest = 0;  // op announced by this node
+  int64_t number = 0;   // of its newest record
+  int64_t from = 0;     // of its newest record
+  int64_t calm = 0;     // pulses without loss before this one, as the node counts them
 };
 inline constexpr uint32_t kPulseWords = kSizeClasses * 3 + 6;
 void encode_pulse(const PulseNode& node, std::span<int64_t, kPulseWords> words);
@@ -66,15 +66,16 @@ PulseNode decode_pulse(std::span<const int64_t, kPulseWords> words);
 
 struct PolicyLimits {
   uint32_t nodes = 1;
-  uint32_t warmup_ops = 20;        // per class (OptiReduce: t_B is the P95 of 20)
-  double h_factor = 5;             // x P95
-  Micros hard_deadline_min = 10'000;     // below it a wake-up of a busy machine decides, not the network
+  uint32_t warmup_ops = 20;           // per class (OptiReduce: t_B is the P95 of 20)
+  double h_factor = 5;                // x P95
+  Micros hard_deadline_min = 10'000;  // below it a wake-up of a busy machine decides, not the network
   Micros hard_deadline_max = 1'000'000;
-  uint64_t link_bits_per_second = 0;     // 0: unknown
+  uint64_t link_bits_per_second = 0;  // 0: unknown
 };
 
 // The record of pulse `number`, from what all nodes said in it and the record that was the newest then.
-Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNode> nodes, const PolicyLimits& limits);
+Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNode> nodes,
+                   const PolicyLimits& limits);
 
 // Completion times of one size class on one node.
 class Estimator {

@@ -23,21 +23,24 @@ inline constexpr uint32_t kNoUnit = UINT32_MAX;
 
 // Per block of a unit, at the owner.
 struct BlockMeta {
-  uint64_t counter = 0;     // of the sealed PULL; 0: not sealed yet
+  uint64_t counter = 0;  // of the sealed PULL; 0: not sealed yet
   std::byte tag[wire::kTagBytes] = {};
-  uint16_t ranks = 0;       // counted so far
-  uint16_t next = 0;        // exact: the node whose contribution is added next
-  uint16_t elements = 0;    // in this block, once known
-  uint16_t payload = 0;     // bytes of the finished PULL payload
-  uint8_t flags = 0;        // wire::kFlag* of the finished block
+  uint16_t ranks = 0;     // counted so far
+  uint16_t next = 0;      // exact: the node whose contribution is added next
+  uint16_t elements = 0;  // in this block, once known
+  uint16_t payload = 0;   // bytes of the finished PULL payload
+  uint8_t flags = 0;      // wire::kFlag* of the finished block
 };
 
 class Pool {
  public:
   Pool(uint64_t bytes, uint32_t payload, uint32_t nodes)
-      : payload_(payload), nodes_(nodes), data_offset_(meta_bytes(nodes)), unit_bytes_(unit_bytes(payload, nodes)) {
+      : payload_(payload),
+        nodes_(nodes),
+        data_offset_(meta_bytes(nodes)),
+        unit_bytes_(unit_bytes(payload, nodes)) {
     units_ = static_cast<uint32_t>(bytes / unit_bytes_);
-    memory_.reset(static_cast<std::byte*>(::operator new(unit_bytes_ * units_ + 1, std::align_val_t{64})));
+    memory_.reset(static_cast<std::byte*>(::operator new (unit_bytes_* units_ + 1, std::align_val_t{64})));
     free_.reserve(units_);
     for (uint32_t unit = units_; unit > 0; --unit) free_.push_back(unit - 1);
   }
@@ -71,7 +74,9 @@ class Pool {
     free_.push_back(unit);
   }
 
-  BlockMeta* blocks(uint32_t unit) { return reinterpret_cast<BlockMeta*>(memory_.get() + unit * unit_bytes_); }
+  BlockMeta* blocks(uint32_t unit) {
+    return reinterpret_cast<BlockMeta*>(memory_.get() + unit * unit_bytes_);
+  }
   // Which blocks of the unit (bit = block) each sender has delivered.
   uint64_t* masks(uint32_t unit) { return reinterpret_cast<uint64_t*>(blocks(unit) + kUnitBlocks); }
   // Exact: the unit that holds blocks of a sender which came before their turn; kNoUnit: none.
@@ -80,7 +85,7 @@ class Pool {
 
  private:
   struct Free {
-    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+    void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{64}); }
   };
   uint32_t payload_;
   uint32_t nodes_;

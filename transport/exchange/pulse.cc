@@ -41,7 +41,8 @@ void LaneImpl::set_bounds(Op* op, uint32_t size_class) {
   if (!settings.adaptive || is_pulse(op->seq) || op->class_known) return;
   op->class_known = true;
   op->size_class = std::min(size_class, kSizeClasses - 1);
-  const auto known = std::find_if(policies_.begin(), policies_.end(), [&](const Policy& p) { return p.number == op->policy; });
+  const auto known = std::find_if(policies_.begin(), policies_.end(),
+                                  [&](const Policy& p) { return p.number == op->policy; });
   const Policy& policy = op->policy == 0 || known == policies_.end() ? first_policy_ : *known;
   const ClassPolicy& bounds = policy.of_class[op->size_class];
   if (op->op_class == OpClass::kExact || bounds.push == 0) return;
@@ -60,8 +61,9 @@ void LaneImpl::measure(const Op& op, const Receiver& receiver, bool cut, Micros 
   const Micros elapsed = now - std::max(op.start, receiver.admitted);
   Micros sample = elapsed;
   if (cut) {
-    sample = receiver.received == 0 ? 2 * op.hard()
-                                    : std::max(elapsed * blocks / static_cast<int64_t>(receiver.received), elapsed * 3 / 2);
+    sample = receiver.received == 0
+                 ? 2 * op.hard()
+                 : std::max(elapsed * blocks / static_cast<int64_t>(receiver.received), elapsed * 3 / 2);
   }
   estimators_[op.size_class].add(sample);
   pulse_blocks_ += blocks;
@@ -91,7 +93,8 @@ void LaneImpl::begin_pulse(Micros now) {
   mine.calm = pulse_calm_ = pulse_lost_ * 10'000 < pulse_blocks_ ? pulse_calm_ + 1 : 0;
   pulse_blocks_ = pulse_lost_ = 0;
   std::fill(contribution, contribution + words, 0);
-  encode_pulse(mine, std::span<int64_t, kPulseWords>(contribution + static_cast<size_t>(self) * kPulseWords, kPulseWords));
+  encode_pulse(mine, std::span<int64_t, kPulseWords>(contribution + static_cast<size_t>(self) * kPulseWords,
+                                                     kPulseWords));
 
   Pending pending;
   pending.submitted = now;
@@ -121,7 +124,8 @@ void LaneImpl::pulse_ended(Op* op, bool complete, Micros) {
   std::vector<PulseNode> nodes(n);  // every 50 ops; small
   int64_t newest = 0;
   for (uint32_t node = 0; node < n; ++node) {
-    nodes[node] = decode_pulse(std::span<const int64_t, kPulseWords>(result + static_cast<size_t>(node) * kPulseWords, kPulseWords));
+    nodes[node] = decode_pulse(
+        std::span<const int64_t, kPulseWords>(result + static_cast<size_t>(node) * kPulseWords, kPulseWords));
     newest = std::max(newest, nodes[node].number);
   }
   // A pure function of the result needs the record that was the newest then; who lacks it asks (PING want_policy).
