@@ -174,7 +174,8 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
   const auto type = static_cast<ElementType>(header.flags >> 5);
   const auto kind = static_cast<ReduceKind>((header.flags >> 4) & 1);
   const auto op_class = header.op_class();
-  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kConsistent) return wire::Drop::kState;
+  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kConsistent)
+    return wire::Drop::kState;
   if (static_cast<uint64_t>(header.total) * (settings.payload - wire::kVerdictReserve) >
       settings.max_op_bytes + settings.payload) {
     return wire::Drop::kSize;
@@ -261,7 +262,8 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   if (fresh) op = open(submission.op_seq, now);
   const uint32_t shard_blocks = geometry.shard_blocks(op->shard);
   if (!op->described) {
-    if (!describe(op, submission.op_class, submission.kind, submission.type, fingerprint, shard_blocks, self)) {
+    if (!describe(op, submission.op_class, submission.kind, submission.type, fingerprint, shard_blocks,
+                  self)) {
       if (fresh) release(op);
       return false;
     }
@@ -270,7 +272,8 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   if (first) {
     op->local = true;
     op->geometry = geometry;
-    if (submission.deadline > 0 && submission.op_class == OpClass::kConsistent) op->hard = submission.deadline;
+    if (submission.deadline > 0 && submission.op_class == OpClass::kConsistent)
+      op->hard = submission.deadline;
     op->trace.tag = submission.tag;
     op->trace.bytes = submission.count * element_size(submission.type);
     op->trace.submitted = pending.submitted;
@@ -303,7 +306,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   for (uint32_t node = 0; node < n; ++node) {
     NodeOp& x = op->nodes[node];
     if (node == self || !missing_from(*op, node)) continue;
-    const Micros when = x.closed ? now : now + kPushBudgetUnknown + peers[node].flow.rtt();
+    const Micros when = x.closed ? now : now + push_budget(*op) + peers[node].flow.rtt();
     x.pull_timer = std::min(x.pull_timer, when);
     op->wake_at(x.pull_timer);
   }
@@ -328,8 +331,8 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
 // --- Packets in -------------------------------------------------------------------------------------------------------
 
 bool LaneImpl::verify(const wire::PacketView& packet, Micros now) {
-  return opener_.open(packet.header.sender, packet.header.counter, packet.header_bytes, packet.payload, packet.tag,
-                      now);
+  return opener_.open(packet.header.sender, packet.header.counter, packet.header_bytes, packet.payload,
+                      packet.tag, now);
 }
 
 wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) {
@@ -352,15 +355,24 @@ wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) 
       peer.replay.accept(header.counter);
     }
     switch (type) {
-      case Type::kPush: return on_push(packet, now);
-      case Type::kPull: return on_pull(packet, now);
-      case Type::kAnnounce: return on_announce(packet, now);
-      case Type::kRequest: return on_request(packet, now);
-      case Type::kPing: return on_ping(packet, now);
-      case Type::kPong: return on_pong(packet, now);
-      case Type::kGone: return on_gone(packet, now);
-      case Type::kAbort: return on_abort(packet, now);
-      default: return Drop::kType;
+      case Type::kPush:
+        return on_push(packet, now);
+      case Type::kPull:
+        return on_pull(packet, now);
+      case Type::kAnnounce:
+        return on_announce(packet, now);
+      case Type::kRequest:
+        return on_request(packet, now);
+      case Type::kPing:
+        return on_ping(packet, now);
+      case Type::kPong:
+        return on_pong(packet, now);
+      case Type::kGone:
+        return on_gone(packet, now);
+      case Type::kAbort:
+        return on_abort(packet, now);
+      default:
+        return Drop::kType;
     }
   };
   const Drop drop = judge();
@@ -433,14 +445,41 @@ void LaneImpl::settle(Micros now) {
 
 // --- Timers -----------------------------------------------------------------------------------------------------------
 
+// P, as far as it is known: a bounded op must have time for several repairs before it.
+Micros LaneImpl::push_budget(const Op& op) const {
+  return op.op_class == OpClass::kConsistent ? op.hard / 2 : kPushBudgetUnknown;
+}
+
+// Blocks of a node came, its tail did not: after this much silence what is missing is asked for (P/2 after the first
+// packet at the latest, since P/4 follow the last one).
+Micros LaneImpl::silence_delay(const Op& op, uint32_t node) const {
+  return std::max(push_budget(op) / (op.op_class == OpClass::kConsistent ? 4 : 2),
+                  4 * peers[node].flow.rtt());
+}
+
+// The longest repair interval, unless 8 RTT are longer.
+Micros LaneImpl::repair_cap(const Op& op) const {
+  return op.op_class == OpClass::kConsistent ? std::clamp(push_budget(op) / 4, kLeastRepairCap, kRepairCap)
+                                             : kRepairCap;
+}
+
+// Between two reminders of a node from which nothing came. Once H runs there is no time to lose; before, the wait may
+// be as long as the slowest half of the nodes.
+Micros LaneImpl::remind_delay(const Op& op, uint8_t* step) const {
+  if (op.start != 0) return repair_cap(op);
+  const Micros delay = repair_cap(op) << std::min<uint8_t>(*step, 16);
+  if (*step < 16) ++*step;
+  return std::min(delay, kRepairCap);
+}
+
 Micros LaneImpl::repair_delay(uint32_t node) const {
   return std::max<Micros>(kAgain, peers[node].flow.rtt() * 3 / 2);
 }
 
-Micros LaneImpl::backoff(uint32_t node, uint8_t* step) const {
+Micros LaneImpl::backoff(const Op& op, uint32_t node, uint8_t* step) const {
   const Micros delay = repair_delay(node) << std::min<uint8_t>(*step, 16);
   if (*step < 16) ++*step;
-  return std::min(delay, std::max<Micros>(kRepairCap, 8 * peers[node].flow.rtt()));
+  return std::min(delay, std::max<Micros>(repair_cap(op), 8 * peers[node].flow.rtt()));
 }
 
 void LaneImpl::run_timers(Op* op, Micros now) {
@@ -448,26 +487,34 @@ void LaneImpl::run_timers(Op* op, Micros now) {
   if (op->announce_again <= now) {
     op->announce_again = kNever;
     for (uint32_t node = 0; node < n; ++node) {
-      if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+      if (node != self)
+        queue_control(
+            {.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
     }
   }
   if (op->local_wait <= now && !op->frozen) freeze(op, now);
   if (op->op_class == OpClass::kConsistent && op->described) {
     if (op->owner == Op::Owner::kOpen && op->quorum != 0) {
-      if (now >= op->quorum + op->hard / 2) close(op, now);
-      else op->wake_at(op->quorum + op->hard / 2);
+      if (now >= op->quorum + op->hard / 2)
+        close(op, now);
+      else
+        op->wake_at(op->quorum + op->hard / 2);
     }
     if (op->start != 0 && !op->push_stopped) {
       const Micros end = op->start + op->hard - op->hard / 8 * 2;  // H - R, R = Q/2 = H/4
-      if (now >= end) op->push_stopped = true;
-      else op->wake_at(end);
+      if (now >= end)
+        op->push_stopped = true;
+      else
+        op->wake_at(end);
     }
   }
   for (uint32_t rank = 0; rank < local_ranks_ && !failed; ++rank) {
     Receiver& receiver = op->receivers[rank];
     if (receiver.state != Receiver::State::kWait) continue;
-    if (receiver.bound <= now) receiver_bound(op, rank, now);
-    else op->wake_at(receiver.bound);
+    if (receiver.bound <= now)
+      receiver_bound(op, rank, now);
+    else
+      op->wake_at(receiver.bound);
   }
   if (failed) return;
   for (uint32_t node = 0; node < n; ++node) {
@@ -477,17 +524,20 @@ void LaneImpl::run_timers(Op* op, Micros now) {
       x.push_timer = kNever;
       if (op->owner == Op::Owner::kOpen && op->described && x.received < op->lane_blocks) {
         queue_request(op, node, true, x.received == 0);
-        x.push_timer = now + (x.received == 0 ? kRepairCap : backoff(node, &x.push_backoff));
+        x.push_timer = now + (x.received == 0 ? remind_delay(*op, &x.push_backoff)
+                                              : backoff(*op, node, &x.push_backoff));
       }
     }
     if (x.pull_timer <= now) {
       x.pull_timer = kNever;
       if (missing_from(*op, node)) {
         if (!x.closed) {  // not known closed: it may not even know that we wait
-          queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+          queue_control(
+              {.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
         }
         queue_request(op, node, false, !x.closed);
-        x.pull_timer = now + (x.closed ? backoff(node, &x.pull_backoff) : kRepairCap);
+        x.pull_timer =
+            now + (x.closed ? backoff(*op, node, &x.pull_backoff) : remind_delay(*op, &x.pull_backoff));
       }
     }
     op->wake_at(std::min(x.push_timer, x.pull_timer));
@@ -502,7 +552,8 @@ void LaneImpl::tick(Micros now) {
   while (!tails_.empty() && tails_.front().when <= now) {
     const Repair& repair = tails_.front();
     if (Op* op = find(repair.op_seq)) {
-      if (repairs_.push(repair)) ++(repair.push ? op->nodes[repair.node].push_repairs : op->nodes[repair.node].pull_repairs);
+      if (repairs_.push(repair))
+        ++(repair.push ? op->nodes[repair.node].push_repairs : op->nodes[repair.node].pull_repairs);
     }
     tails_.pop();
   }
@@ -519,11 +570,12 @@ void LaneImpl::tick(Micros now) {
       if (peers[node].done < peers[holder].done) holder = node;
     }
     name_node(slow, sizeof slow, holder);
-    std::snprintf(text, sizeof text,
-                  "RANK_TIMEOUT: op %u waited %lld ms to begin; %s still needs op %u. Look whether that process is "
-                  "alive, or raise exchange.rank_timeout",
-                  pending.front().submission.op_seq, static_cast<long long>((now - pending.front().submitted) / 1000),
-                  slow, peers[holder].done);
+    std::snprintf(
+        text, sizeof text,
+        "RANK_TIMEOUT: op %u waited %lld ms to begin; %s still needs op %u. Look whether that process is "
+        "alive, or raise exchange.rank_timeout",
+        pending.front().submission.op_seq, static_cast<long long>((now - pending.front().submitted) / 1000),
+        slow, peers[holder].done);
     fail(now, Status::kRankTimeout, text, true, std::span(&holder, 1));
   }
   settle(now);
@@ -568,7 +620,8 @@ Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Stat
   event.blocks_repaired = op.repaired;
   event.total = now - receiver.submitted;
   event.lag = receiver.admitted - receiver.submitted;
-  event.quorum = op.op_class == OpClass::kConsistent && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
+  event.quorum =
+      op.op_class == OpClass::kConsistent && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
   event.push = op.trace.push_sent > receiver.admitted ? op.trace.push_sent - receiver.admitted : 0;
   event.bytes_sent = op.bytes_sent;
   event.late_nodes = op.late_nodes;
@@ -593,7 +646,9 @@ bool LaneImpl::idle() const {
 Lane::Lane(const Settings& settings, Micros now) : impl_(std::make_unique<LaneImpl>(settings, now)) {}
 Lane::~Lane() = default;
 Status Lane::submit(Micros now, const Submission& submission) { return impl_->submit(now, submission); }
-wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) { return impl_->on_packet(now, datagram); }
+wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) {
+  return impl_->on_packet(now, datagram);
+}
 void Lane::tick(Micros now) { impl_->tick(now); }
 Micros Lane::next_timer() const { return impl_->next_timer(); }
 size_t Lane::poll_send(Micros now, std::span<Outgoing> out) { return impl_->poll_send(now, out); }

@@ -17,12 +17,14 @@
 
 namespace sluice::exchange {
 
-inline constexpr uint32_t kBurst = 256;      // packets of one poll_send
-inline constexpr uint32_t kRun = 43;         // data packets in a row to one node: with a PING what one GSO call carries
-inline constexpr uint32_t kTailBlocks = 3;   // protocol, section 4
-inline constexpr Micros kAgain = 50;         // us after which ANNOUNCE and the last tail go out once more
+inline constexpr uint32_t kBurst = 256;  // packets of one poll_send
+inline constexpr uint32_t kRun =
+    43;  // data packets in a row to one node: with a PING what one GSO call carries
+inline constexpr uint32_t kTailBlocks = 3;  // protocol, section 4
+inline constexpr Micros kAgain = 50;        // us after which ANNOUNCE and the last tail go out once more
 inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
 inline constexpr Micros kRepairCap = 50'000;          // longest repair interval
+inline constexpr Micros kLeastRepairCap = 1'000;      // an interval that no doubling needs to stay below
 inline constexpr uint32_t kPendingOps = 256;          // submits of one rank that wait for admission
 
 // A fixed ring; full: push says so.
@@ -67,11 +69,11 @@ struct Peer {
 struct Control {
   wire::Type type = wire::Type::kPing;
   uint16_t node = 0;
-  bool push = false;      // REQUEST: of push blocks (the shard of `self` as owner), else of pull blocks
+  bool push = false;        // REQUEST: of push blocks (the shard of `self` as owner), else of pull blocks
   bool everything = false;  // REQUEST: empty bitmap
   uint32_t op_seq = 0;
-  uint32_t echo = 0;      // PONG
-  Micros when = 0;        // PONG: arrival of the PING
+  uint32_t echo = 0;  // PONG
+  Micros when = 0;    // PONG: arrival of the PING
 };
 
 struct Pending {
@@ -135,8 +137,12 @@ class LaneImpl {
   void run_timers(Op* op, Micros now);
   bool verify(const wire::PacketView& packet, Micros now);
   Event make_event(const Op& op, uint32_t local_rank, uint8_t events, Status status, Micros now) const;
+  Micros push_budget(const Op& op) const;
   Micros repair_delay(uint32_t node) const;
-  Micros backoff(uint32_t node, uint8_t* step) const;
+  Micros silence_delay(const Op& op, uint32_t node) const;
+  Micros repair_cap(const Op& op) const;
+  Micros remind_delay(const Op& op, uint8_t* step) const;
+  Micros backoff(const Op& op, uint32_t node, uint8_t* step) const;
   void push_event(const Event& event);
   uint32_t quorum_ranks_needed() const;
 
@@ -145,7 +151,8 @@ class LaneImpl {
   wire::Drop on_push(const wire::PacketView& packet, Micros now);
   void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now);
   void wants_pull(Op* op, uint32_t node);
-  bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks, const std::byte* data);
+  bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks,
+                 const std::byte* data);
   void advance_ordered(Op* op, uint32_t stripe);
   void add_own(Op* op, Micros now);
   void node_complete(Op* op, uint32_t node, Micros now);
@@ -183,11 +190,12 @@ class LaneImpl {
   void emit_control(Out* out, const Control& control, Micros now);
   size_t request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits, size_t capacity);
   void emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool tail, Micros now);
-  void emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe);
+  void emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe, Micros now);
   void emit_repairs(Out* out, Micros now);
-  void count_out(uint32_t node, size_t bytes, bool data);
+  void count_out(uint32_t node, size_t bytes, bool data, Micros now);
   uint32_t packet_bytes(size_t payload) const {
-    return static_cast<uint32_t>(wire::kHeaderBytes + payload + (settings.sealing == wire::Sealing::kNone ? 0 : wire::kTagBytes));
+    return static_cast<uint32_t>(wire::kHeaderBytes + payload +
+                                 (settings.sealing == wire::Sealing::kNone ? 0 : wire::kTagBytes));
   }
   void emit_pushes(Out* out, Op* op, Micros now);
   void emit_pulls(Out* out, Op* op, Micros now);
@@ -220,7 +228,7 @@ class LaneImpl {
   std::vector<Op> ops_;
   Fifo<Control> control_;
   Fifo<Repair> repairs_;
-  Fifo<Repair> tails_;  // last blocks that go out once more, in order of time
+  Fifo<Repair> tails_;   // last blocks that go out once more, in order of time
   Micros last_run_ = 0;  // of run_peers
   Micros lag_ping_ = kNever;
   Micros lag_interval_ = 0;

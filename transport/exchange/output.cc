@@ -30,7 +30,8 @@ wire::Header LaneImpl::header(Type type, const Op* op) const {
     h.flags = static_cast<uint8_t>(static_cast<uint8_t>(op->op_class) << wire::kFlagClassShift);
     if (type == Type::kAnnounce || type == Type::kPush || type == Type::kRequest) {
       // Bits 4-7 say how to sum, so that an owner without a submit of its own can.
-      h.flags |= static_cast<uint8_t>(static_cast<uint8_t>(op->kind) << 4 | static_cast<uint8_t>(op->type) << 5);
+      h.flags |=
+          static_cast<uint8_t>(static_cast<uint8_t>(op->kind) << 4 | static_cast<uint8_t>(op->type) << 5);
     }
   }
   return h;
@@ -40,11 +41,17 @@ bool LaneImpl::reachable(const Op& op, uint32_t node) const {
   return !peers[node].lost && op.seq - peers[node].base < kWindow;
 }
 
-void LaneImpl::queue_control(const Control& control) { control_.push(control); }  // full: it is repeated anyway
+void LaneImpl::queue_control(const Control& control) {
+  control_.push(control);
+}  // full: it is repeated anyway
 
 void LaneImpl::queue_request(Op* op, uint32_t node, bool push, bool everything) {
   if (!peers[node].lost) {
-    queue_control({.type = Type::kRequest, .node = static_cast<uint16_t>(node), .push = push, .everything = everything, .op_seq = op->seq});
+    queue_control({.type = Type::kRequest,
+                   .node = static_cast<uint16_t>(node),
+                   .push = push,
+                   .everything = everything,
+                   .op_seq = op->seq});
   }
 }
 
@@ -81,7 +88,9 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
     case Type::kPong:
       h = header(Type::kPong, nullptr);
       h.shard = control.node;
-      put(wire::Ping{.done = done, .base = base_, .echo = control.echo,
+      put(wire::Ping{.done = done,
+                     .base = base_,
+                     .echo = control.echo,
                      .hold_us = static_cast<uint32_t>(now - control.when)});
       break;
     case Type::kGone:
@@ -120,33 +129,40 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       length += bytes;
       break;
     }
-    default: return;
+    default:
+      return;
   }
   h.stamp = static_cast<uint32_t>(now);
   h.counter = sealer_.next_counter();
   Outgoing& packet = out->packets[slot];
-  packet = {.node = control.node, .payload_length = static_cast<uint32_t>(length),
-            .header = reinterpret_cast<const std::byte*>(&h), .payload = payload, .tag = nullptr};
+  packet = {.node = control.node,
+            .payload_length = static_cast<uint32_t>(length),
+            .header = reinterpret_cast<const std::byte*>(&h),
+            .payload = payload,
+            .tag = nullptr};
   if (settings.sealing != wire::Sealing::kNone) {
     std::byte* tag = tags_.data() + slot * wire::kTagBytes;
     sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, length}, h.counter, tag);
     packet.tag = tag;
   }
   if (control.type == Type::kPing) peer.flow.probed(h.stamp, now);
-  if (control.type != Type::kAbort && control.type != Type::kGone) peer.next_ping = now + settings.peer_interval;
+  if (control.type != Type::kAbort && control.type != Type::kGone)
+    peer.next_ping = now + settings.peer_interval;
   ++out->count;
 }
 
 // Bits of the missing blocks from the first one on; no more than half a window's worth, so that the answers cannot
 // flood us. Returns bytes; 0: nothing is missing.
-size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits, size_t capacity) {
+size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits,
+                                size_t capacity) {
   const uint32_t stripes = control.push ? op->lane_blocks : op->geometry.lane_blocks(h->shard);
   const uint64_t first_bit = control.push ? 0 : op->geometry.stripe_first(h->shard);
   const uint32_t at_most = std::max<uint32_t>(32, settings.flow_window / 2 / settings.payload);
   uint32_t asked = 0, from = 0;
   size_t bytes = 0;
   for (uint32_t stripe = 0; stripe < stripes && asked < at_most; ++stripe) {
-    const bool missing = control.push ? !has_block(*op, stripe, control.node) : wanted(*op, first_bit + stripe);
+    const bool missing =
+        control.push ? !has_block(*op, stripe, control.node) : wanted(*op, first_bit + stripe);
     if (!missing) continue;
     const uint32_t block = stripe * settings.lanes + settings.lane;
     if (asked == 0) from = block / 8 * 8;
@@ -169,12 +185,12 @@ size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h,
   return bytes;
 }
 
-void LaneImpl::count_out(uint32_t node, size_t bytes, bool data) {
+void LaneImpl::count_out(uint32_t node, size_t bytes, bool data, Micros now) {
   ++counters.packets_sent;
   counters.bytes_sent += bytes;
   ++peers[node].state.packets_sent;
   peers[node].state.bytes_sent += bytes;
-  if (data) peers[node].flow.sent(static_cast<uint32_t>(bytes));
+  if (data) peers[node].flow.sent(static_cast<uint32_t>(bytes), now);
 }
 
 void LaneImpl::emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool tail, Micros now) {
@@ -195,26 +211,30 @@ void LaneImpl::emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool
   const size_t length = elements * element_size(op->type);
   const std::byte* payload = own_block(*op, shard, block, staging_.data() + slot * settings.payload);
   Outgoing& packet = out->packets[slot];
-  packet = {.node = owner, .payload_length = static_cast<uint32_t>(length),
-            .header = reinterpret_cast<const std::byte*>(&h), .payload = payload, .tag = nullptr};
+  packet = {.node = owner,
+            .payload_length = static_cast<uint32_t>(length),
+            .header = reinterpret_cast<const std::byte*>(&h),
+            .payload = payload,
+            .tag = nullptr};
   if (settings.sealing != wire::Sealing::kNone) {
     std::byte* tag_bytes = tags_.data() + slot * wire::kTagBytes;
     sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, length}, h.counter, tag_bytes);
     packet.tag = tag_bytes;
   }
-  count_out(owner, packet_bytes(length), true);
+  count_out(owner, packet_bytes(length), true, now);
   op->bytes_sent += packet_bytes(length);
   ++out->count;
 }
 
 // A PULL is sealed once for all receivers, and sent again byte for byte.
-void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe) {
+void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe, Micros now) {
   const size_t slot = out->count;
   wire::Header& h = headers_[slot];
   BlockMeta& meta = block_meta(*op, stripe);
   h = header(Type::kPull, op);
   h.flags |= meta.flags;
-  if ((stripe + op->lane_blocks - op->pull_start) % op->lane_blocks + kTailBlocks >= op->lane_blocks) h.flags |= wire::kFlagTail;
+  if ((stripe + op->lane_blocks - op->pull_start) % op->lane_blocks + kTailBlocks >= op->lane_blocks)
+    h.flags |= wire::kFlagTail;
   h.shard = static_cast<uint16_t>(op->shard);
   h.elements = (meta.flags & wire::kFlagSkip) != 0 ? 0 : meta.elements;
   h.block = stripe * settings.lanes + settings.lane;
@@ -225,13 +245,17 @@ void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe) {
   if (fresh) meta.counter = sealer_.next_counter();
   h.counter = meta.counter;
   Outgoing& packet = out->packets[slot];
-  packet = {.node = node, .payload_length = meta.payload, .header = reinterpret_cast<const std::byte*>(&h),
-            .payload = payload, .tag = nullptr};
+  packet = {.node = node,
+            .payload_length = meta.payload,
+            .header = reinterpret_cast<const std::byte*>(&h),
+            .payload = payload,
+            .tag = nullptr};
   if (settings.sealing != wire::Sealing::kNone) {
-    if (fresh) sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, meta.payload}, meta.counter, meta.tag);
+    if (fresh)
+      sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, meta.payload}, meta.counter, meta.tag);
     packet.tag = meta.tag;
   }
-  count_out(node, packet_bytes(meta.payload), true);
+  count_out(node, packet_bytes(meta.payload), true, now);
   op->bytes_sent += packet_bytes(meta.payload);
   ++out->count;
 }
@@ -263,7 +287,7 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
       emit_push(out, op, repair.node, repair.stripe, true, now);
     } else {
       --x.pull_repairs;
-      emit_pull(out, op, repair.node, repair.stripe);
+      emit_pull(out, op, repair.node, repair.stripe, now);
     }
     ++counters.blocks_resent;
   }
@@ -289,7 +313,11 @@ void LaneImpl::emit_pushes(Out* out, Op* op, Micros now) {
       const uint32_t stripe = (start + x.push_sent) % blocks;
       emit_push(out, op, owner, stripe, tail, now);
       if (++x.push_sent == blocks) {
-        tails_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(owner), .push = true, .when = now + kAgain});
+        tails_.push({.op_seq = op->seq,
+                     .stripe = stripe,
+                     .node = static_cast<uint16_t>(owner),
+                     .push = true,
+                     .when = now + kAgain});
         if (--op->pushes_open == 0) op->trace.push_sent = now;
       }
     }
@@ -309,9 +337,13 @@ void LaneImpl::emit_pulls(Out* out, Op* op, Micros now) {
       if (!peer.flow.room(packet_bytes(settings.payload))) break;
       if (x.pull_sent == op->finished) finish_some(op, kRun - run, now);
       const uint32_t stripe = (op->pull_start + x.pull_sent) % op->lane_blocks;
-      emit_pull(out, op, node, stripe);
+      emit_pull(out, op, node, stripe, now);
       if (++x.pull_sent == op->lane_blocks) {
-        tails_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = false, .when = now + kAgain});
+        tails_.push({.op_seq = op->seq,
+                     .stripe = stripe,
+                     .node = static_cast<uint16_t>(node),
+                     .push = false,
+                     .when = now + kAgain});
         if (--op->pulls_open == 0) op->trace.pull_sent = now;
       }
     }
@@ -327,7 +359,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
     control_.pop();
     const size_t before = out.count;
     emit_control(&out, control, now);
-    if (out.count != before) count_out(control.node, packet_bytes(out.packets[before].payload_length), false);
+    if (out.count != before)
+      count_out(control.node, packet_bytes(out.packets[before].payload_length), false, now);
   }
   if (!failed) {
     emit_repairs(&out, now);

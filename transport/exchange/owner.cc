@@ -11,7 +11,8 @@ namespace sluice::exchange {
 using wire::Drop;
 
 std::byte* LaneImpl::block_data(const Op& op, uint32_t stripe) {
-  return pool_.data(op.units[stripe / op.unit_blocks]) + static_cast<size_t>(stripe % op.unit_blocks) * op.stride;
+  return pool_.data(op.units[stripe / op.unit_blocks]) +
+         static_cast<size_t>(stripe % op.unit_blocks) * op.stride;
 }
 BlockMeta& LaneImpl::block_meta(const Op& op, uint32_t stripe) {
   return pool_.blocks(op.units[stripe / op.unit_blocks])[stripe % op.unit_blocks];
@@ -24,7 +25,8 @@ bool LaneImpl::has_block(const Op& op, uint32_t stripe, uint32_t node) {
 }
 
 uint32_t LaneImpl::quorum_ranks_needed() const {
-  return static_cast<uint32_t>(std::ceil(settings.min_contribution * static_cast<double>(settings.node_of_rank.size())));
+  return static_cast<uint32_t>(
+      std::ceil(settings.min_contribution * static_cast<double>(settings.node_of_rank.size())));
 }
 
 void LaneImpl::wants_pull(Op* op, uint32_t node) {
@@ -77,8 +79,9 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
   const bool contributes = (body.flags & wire::kContributes) != 0;
   announced(op, header.sender, contributes, (body.flags & wire::kReceives) != 0, header.ranks, now);
   NodeOp& x = op->nodes[header.sender];
-  if (contributes && op->owner == Op::Owner::kOpen && x.push_timer == kNever && x.received < op->lane_blocks) {
-    x.push_timer = now + (op->op_class == OpClass::kExact ? kPushBudgetUnknown : op->hard / 4);
+  if (contributes && op->owner == Op::Owner::kOpen && x.push_timer == kNever &&
+      x.received < op->lane_blocks) {
+    x.push_timer = now + (op->op_class == OpClass::kExact ? kPushBudgetUnknown : push_budget(*op) / 2);
     op->wake_at(x.push_timer);
   }
   return Drop::kNone;
@@ -106,7 +109,8 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   if (!verify(packet, now)) return Drop::kTag;
   if (const Drop drop = describe_from(header, now, &op); drop != Drop::kNone) return drop;
   const bool last = block + 1 == op->shard_blocks;
-  if (header.elements == 0 || header.elements > op->block_elements || (!last && header.elements != op->block_elements) ||
+  if (header.elements == 0 || header.elements > op->block_elements ||
+      (!last && header.elements != op->block_elements) ||
       packet.payload.size() != header.elements * element_size(op->type) ||
       (op->local && header.elements != op->geometry.elements_of(op->shard, block))) {
     return Drop::kSize;
@@ -123,8 +127,7 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
     node_complete(op, header.sender, now);
   } else {
     // While blocks keep coming nothing is asked for; after the tail what is missing is lost or overtaken.
-    x.push_timer = now + (x.tail_seen ? repair_delay(header.sender)
-                                      : std::max<Micros>(kPushBudgetUnknown / 2, 4 * peers[header.sender].flow.rtt()));
+    x.push_timer = now + (x.tail_seen ? repair_delay(header.sender) : silence_delay(*op, header.sender));
     x.push_backoff = 0;
     op->wake_at(x.push_timer);
   }
@@ -177,14 +180,17 @@ void LaneImpl::advance_ordered(Op* op, uint32_t stripe) {
       if (!op->frozen) return;
       data = own_block(*op, op->shard, op->geometry.block_of_stripe(stripe), scratch_.data());
       sender_mask(*op, stripe, node) |= 1ULL << (stripe % op->unit_blocks);
-      meta.elements = static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
+      meta.elements =
+          static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
     } else {
       if (!has_block(*op, stripe, node)) return;
       data = pool_.data(pool_.early(op->units[stripe / op->unit_blocks])[node]) +
              static_cast<size_t>(stripe % op->unit_blocks) * op->stride;
     }
-    if (meta.ranks == 0) numeric::load(op->type, data, sum, meta.elements);
-    else numeric::add(op->type, data, sum, meta.elements);
+    if (meta.ranks == 0)
+      numeric::load(op->type, data, sum, meta.elements);
+    else
+      numeric::add(op->type, data, sum, meta.elements);
     meta.ranks += static_cast<uint16_t>(peers[node].ranks);  // exact: every rank of a node is in
     ++meta.next;
   }
@@ -243,7 +249,8 @@ void LaneImpl::finish_block(Op* op, uint32_t stripe, Micros now) {
   std::byte* data = block_data(*op, stripe);
   const uint32_t bit = stripe % op->unit_blocks;
   if (op->local) {
-    meta.elements = static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
+    meta.elements =
+        static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
   }
   if (meta.ranks < quorum_ranks_needed() || meta.ranks == 0) {
     SLUICE_ASSERT(op->op_class != OpClass::kExact);

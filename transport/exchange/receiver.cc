@@ -93,8 +93,7 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   op->late_nodes = std::max(op->late_nodes, listed);
   op->worst_node = listed > 0 ? first_listed : header.sender;
   x.pull_tail_seen |= (header.flags & wire::kFlagTail) != 0;
-  x.pull_timer = now + (x.pull_tail_seen ? repair_delay(header.sender)
-                                         : std::max<Micros>(kPushBudgetUnknown / 2, 4 * peers[header.sender].flow.rtt()));
+  x.pull_timer = now + (x.pull_tail_seen ? repair_delay(header.sender) : silence_delay(*op, header.sender));
   x.pull_backoff = 0;
   op->wake_at(x.pull_timer);
   for (Receiver& receiver : op->receivers) {
@@ -118,8 +117,10 @@ void LaneImpl::take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t b
     const size_t size = element_size(op->type);
     std::byte* to = receiver->submission.result + op->geometry.block_first_element(shard, block) * size;
     const size_t bytes = op->geometry.elements_of(shard, block) * size;
-    if (skip) std::memset(to, 0, bytes);
-    else std::memcpy(to, data, bytes);
+    if (skip)
+      std::memset(to, 0, bytes);
+    else
+      std::memcpy(to, data, bytes);
   }
   if (receiver->received == op->geometry.stripe_blocks()) {
     receiver_complete(op, static_cast<uint32_t>(receiver - op->receivers.data()), now);
@@ -172,9 +173,11 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
     char slow[96] = "";
     if (event.ranges > 0) name_node(slow, sizeof slow, event.range[0].owner);
     std::snprintf(event.text, sizeof event.text,
-                  "INCOMPLETE: %s: %u of %u blocks came by the deadline; first hole: %u elements from %llu on, owned by "
+                  "INCOMPLETE: %s: %u of %u blocks came by the deadline; first hole: %u elements from %llu "
+                  "on, owned by "
                   "%s. Holes are zero: resync these ranges, or raise the deadline",
-                  what, event.blocks_received, event.blocks_expected, event.ranges > 0 ? event.range[0].count : 0,
+                  what, event.blocks_received, event.blocks_expected,
+                  event.ranges > 0 ? event.range[0].count : 0,
                   static_cast<unsigned long long>(event.ranges > 0 ? event.range[0].first : 0), slow);
     op->trace.result = now;
     op->trace.status = Status::kIncomplete;
@@ -185,8 +188,9 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
   std::vector<uint32_t> missing;  // an error path: the job ends here, so this may allocate
   for (uint32_t node = 0; node < n; ++node) {
     const NodeOp& x = op->nodes[node];
-    const bool silent = op->op_class == OpClass::kExact ? !x.closed && x.received < std::max(1U, op->lane_blocks)
-                                                        : !x.in_quorum;
+    const bool silent = op->op_class == OpClass::kExact
+                            ? !x.closed && x.received < std::max(1U, op->lane_blocks)
+                            : !x.in_quorum;
     if (node != self && silent) missing.push_back(node);
   }
   if (missing.empty()) {
@@ -199,11 +203,13 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
   for (size_t i = 0; i < missing.size() && used + 60 < sizeof names; ++i) {
     char name[96];
     name_node(name, sizeof name, missing[i]);
-    used += static_cast<size_t>(std::snprintf(names + used, sizeof names - used, "%s%.58s", i == 0 ? "" : ", ", name));
+    used += static_cast<size_t>(
+        std::snprintf(names + used, sizeof names - used, "%s%.58s", i == 0 ? "" : ", ", name));
   }
   const bool exact = op->op_class == OpClass::kExact;
   char text[320];
-  std::snprintf(text, sizeof text, "%s: %s did not %s within %lld ms; waiting for %s. Look at these processes, or raise %s",
+  std::snprintf(text, sizeof text,
+                "%s: %s did not %s within %lld ms; waiting for %s. Look at these processes, or raise %s",
                 exact ? "OP_TIMEOUT" : "RANK_TIMEOUT", what, exact ? "end" : "begin",
                 static_cast<long long>((now - receiver.submitted) / 1000), names,
                 exact ? "exchange.op_timeout" : "exchange.rank_timeout");
@@ -219,7 +225,8 @@ Drop LaneImpl::on_gone(const wire::PacketView& packet, Micros now) {
   char name[96], what[96], text[320];
   name_node(name, sizeof name, packet.header.sender);
   describe_op(what, sizeof what, *op);
-  std::snprintf(text, sizeof text, "VIEW_CHANGED: %s: %s has retired this op while it is open here; the job must be joined anew",
+  std::snprintf(text, sizeof text,
+                "VIEW_CHANGED: %s: %s has retired this op while it is open here; the job must be joined anew",
                 what, name);
   fail(now, Status::kViewChanged, text, true, {});
   return Drop::kNone;
