@@ -1,5 +1,6 @@
 // The lane's inside. One class, cut by concern into files:
-//   lane.cc         construction, submit and admission, packets in, done and base, timers, failure
+//   lane.cc         construction, submit and admission, packets in, done and base
+//   timers.cc       repairs and reminders, deadlines
 //   owner.cc        announcements, summing, closing, finishing blocks
 //   contributor.cc  freezing and pushing, answers to requests for pushes
 //   receiver.cc     pulls, repair, results
@@ -97,10 +98,12 @@ class LaneImpl {
   // --- lane.cc ---
   Status submit(Micros now, const Submission& submission);
   wire::Drop on_packet(Micros now, std::span<const std::byte> datagram);
-  void tick(Micros now);
-  Micros next_timer() const;
   bool drained() const;
   bool idle() const;
+
+  // --- timers.cc ---
+  void tick(Micros now);
+  Micros next_timer() const;
 
   // --- output.cc ---
   size_t poll_send(Micros now, std::span<Outgoing> out);
@@ -134,17 +137,19 @@ class LaneImpl {
   void pump_pending(Micros now);
   void heard(uint32_t node, uint32_t done, uint32_t base, Micros now);
   void settle(Micros now);
-  void run_timers(Op* op, Micros now);
   bool verify(const wire::PacketView& packet, Micros now);
   Event make_event(const Op& op, uint32_t local_rank, uint8_t events, Status status, Micros now) const;
+  void push_event(const Event& event);
+  uint32_t quorum_ranks_needed() const;
+
+  // --- timers.cc ---
   Micros push_budget(const Op& op) const;
   Micros repair_delay(uint32_t node) const;
   Micros silence_delay(const Op& op, uint32_t node) const;
   Micros repair_cap(const Op& op) const;
   Micros remind_delay(const Op& op, uint8_t* step) const;
   Micros backoff(const Op& op, uint32_t node, uint8_t* step) const;
-  void push_event(const Event& event);
-  uint32_t quorum_ranks_needed() const;
+  void run_timers(Op* op, Micros now);
 
   // --- owner.cc ---
   wire::Drop on_announce(const wire::PacketView& packet, Micros now);
