@@ -27,7 +27,11 @@ class Flow {
   }
   // What the peer can take from us without dropping it, in bytes; until it has said so, little.
   void granted(uint32_t bytes) { grant_ = bytes; }
-  void sent(uint32_t bytes) { sent_ += bytes; }
+  void sent(uint32_t bytes, Micros now) {
+    if (in_flight() == 0) waiting_since_ = now;
+    sent_ += bytes;
+    if (retry_at_ < now) retry_at_ = now + retry_delay();
+  }
   uint32_t in_flight() const { return static_cast<uint32_t>(sent_ - acknowledged_); }
   uint32_t window() const { return window_; }
   Micros rtt() const { return rtt_; }
@@ -46,7 +50,7 @@ class Flow {
     }
     probes_[(first_ + count_) % probes_.size()] = {stamp, now, sent_};
     ++count_;
-    last_progress_ = std::max(last_progress_, now);
+    retry_at_ = now + retry_delay();
   }
 
   // The peer answered the probe with this stamp after holding it for `hold`.
@@ -66,7 +70,9 @@ class Flow {
       window_ = static_cast<uint32_t>(std::min<uint64_t>(window_max_, window_ + freed / 8));
       first_ = (first_ + i + 1) % probes_.size();
       count_ -= i + 1;
-      last_progress_ = now;
+      waiting_since_ = now;
+      retries_ = 0;
+      retry_at_ = now + retry_delay();
       return;
     }
   }
@@ -78,14 +84,22 @@ class Flow {
     window_ = std::max(window_min_, window_ - window_ * 3 / 10);
   }
 
-  // Nothing came back for long: probe again, and in the end take what is in flight for lost.
+  // While something is in flight, a PING without an answer is repeated: it may be lost, and a full window would wait
+  // for it. Nothing back for long: the window shrinks, and in the end what is in flight is taken for lost.
   Micros timeout() const { return std::max<Micros>(4 * rtt_, 20'000); }
-  Micros deadline() const { return in_flight() == 0 && count_ == 0 ? kNever : last_progress_ + timeout(); }
+  Micros deadline() const {
+    return in_flight() == 0 ? kNever : std::min(retry_at_, waiting_since_ + timeout());
+  }
   void expired(Micros now) {
-    if (++expirations_ % 4 == 0) acknowledged_ = sent_;
-    count_ = 0;
-    last_progress_ = now;
-    window_ = std::max(window_min_, window_ / 2);
+    if (now < waiting_since_ + timeout()) {
+      retries_ = std::min<uint32_t>(retries_ + 1, 8);
+    } else {
+      if (++expirations_ % 4 == 0) acknowledged_ = sent_;
+      count_ = 0;
+      waiting_since_ = now;
+      window_ = std::max(window_min_, window_ / 2);
+    }
+    retry_at_ = now + retry_delay();
   }
 
  private:
@@ -94,6 +108,7 @@ class Flow {
     Micros when = 0;
     uint64_t sent = 0;
   };
+  Micros retry_delay() const { return std::min(std::max<Micros>(2 * rtt_, 1000) << retries_, timeout()); }
   const Probe& newest() const { return probes_[(first_ + count_ - 1) % probes_.size()]; }
 
   uint64_t sent_ = 0, acknowledged_ = 0;
@@ -101,8 +116,10 @@ class Flow {
   uint32_t grant_ = 32 * 1024;
   Micros rtt_high_ = 0, rtt_high_before_ = 0;
   uint32_t samples_ = 0;
-  Micros rtt_ = 0, shrunk_ = 0, last_progress_ = 0;
-  uint32_t expirations_ = 0;
+  Micros rtt_ = 0, shrunk_ = 0;
+  Micros waiting_since_ = 0;  // for an answer, or since the last one
+  Micros retry_at_ = 0;       // the PING goes out again
+  uint32_t expirations_ = 0, retries_ = 0;
   std::array<Probe, 32> probes_{};
   uint32_t first_ = 0, count_ = 0;
 };

@@ -1,5 +1,6 @@
 // The lane's inside. One class, cut by concern into files:
-//   lane.cc         construction, submit and admission, packets in, done and base, timers, failure
+//   lane.cc         construction, submit and admission, packets in, done and base
+//   timers.cc       repairs and reminders, deadlines
 //   owner.cc        announcements, summing, closing, finishing blocks
 //   contributor.cc  freezing and pushing, answers to requests for pushes
 //   carry.cc        carry-over, queued slots, fates
@@ -29,6 +30,7 @@ inline constexpr Micros kAgain = 50;        // us after which ANNOUNCE and the l
 inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
 inline constexpr Micros kRepairCap = 50'000;          // longest repair interval
 inline constexpr uint32_t kTagsPerRank = 256;         // tags whose carry-over a rank can have on a lane
+inline constexpr Micros kLeastRepairCap = 1'000;      // an interval that no doubling needs to stay below
 inline constexpr uint32_t kPendingOps = 256;          // submits of one rank that wait for admission
 
 // A fixed ring; full: push says so.
@@ -105,10 +107,12 @@ class LaneImpl {
   // --- lane.cc ---
   Status submit(Micros now, const Submission& submission);
   wire::Drop on_packet(Micros now, std::span<const std::byte> datagram);
-  void tick(Micros now);
-  Micros next_timer() const;
   bool drained() const;
   bool idle() const;
+
+  // --- timers.cc ---
+  void tick(Micros now);
+  Micros next_timer() const;
 
   // --- output.cc ---
   size_t poll_send(Micros now, std::span<Outgoing> out);
@@ -150,13 +154,19 @@ class LaneImpl {
   void pump_pending(Micros now);
   void heard(uint32_t node, uint32_t done, uint32_t base, Micros now);
   void settle(Micros now);
-  void run_timers(Op* op, Micros now);
   bool verify(const wire::PacketView& packet, Micros now);
   Event make_event(const Op& op, uint32_t local_rank, uint8_t events, Status status, Micros now) const;
-  Micros repair_delay(uint32_t node) const;
-  Micros backoff(uint32_t node, uint8_t* step) const;
   void push_event(const Event& event);
   uint32_t quorum_ranks_needed() const;
+
+  // --- timers.cc ---
+  Micros push_budget(const Op& op) const;
+  Micros repair_delay(uint32_t node) const;
+  Micros silence_delay(const Op& op, uint32_t node) const;
+  Micros repair_cap(const Op& op) const;
+  Micros remind_delay(const Op& op, uint8_t* step) const;
+  Micros backoff(const Op& op, uint32_t node, uint8_t* step) const;
+  void run_timers(Op* op, Micros now);
 
   // --- owner.cc ---
   wire::Drop on_announce(const wire::PacketView& packet, Micros now);
@@ -228,9 +238,9 @@ class LaneImpl {
   void emit_control(Out* out, const Control& control, Micros now);
   size_t request_bitmap(Op* op, const Control& control, wire::Header* h, std::byte* bits, size_t capacity);
   void emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool tail, Micros now);
-  void emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe);
+  void emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe, Micros now);
   void emit_repairs(Out* out, Micros now);
-  void count_out(uint32_t node, size_t bytes, bool data);
+  void count_out(uint32_t node, size_t bytes, bool data, Micros now);
   uint32_t packet_bytes(size_t payload) const {
     return static_cast<uint32_t>(wire::kHeaderBytes + payload +
                                  (settings.sealing == wire::Sealing::kNone ? 0 : wire::kTagBytes));

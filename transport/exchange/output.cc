@@ -234,12 +234,12 @@ size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h,
   return bytes;
 }
 
-void LaneImpl::count_out(uint32_t node, size_t bytes, bool data) {
+void LaneImpl::count_out(uint32_t node, size_t bytes, bool data, Micros now) {
   ++counters.packets_sent;
   counters.bytes_sent += bytes;
   ++peers[node].state.packets_sent;
   peers[node].state.bytes_sent += bytes;
-  if (data) peers[node].flow.sent(static_cast<uint32_t>(bytes));
+  if (data) peers[node].flow.sent(static_cast<uint32_t>(bytes), now);
 }
 
 void LaneImpl::emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool tail, Micros now) {
@@ -270,13 +270,13 @@ void LaneImpl::emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool
     sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, length}, h.counter, tag_bytes);
     packet.tag = tag_bytes;
   }
-  count_out(owner, packet_bytes(length), true);
+  count_out(owner, packet_bytes(length), true, now);
   op->bytes_sent += packet_bytes(length);
   ++out->count;
 }
 
 // A PULL is sealed once for all receivers, and sent again byte for byte.
-void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe) {
+void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe, Micros now) {
   const size_t slot = out->count;
   wire::Header& h = headers_[slot];
   BlockMeta& meta = block_meta(*op, stripe);
@@ -304,7 +304,7 @@ void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe) {
       sealer_.seal({packet.header, wire::kHeaderBytes}, {payload, meta.payload}, meta.counter, meta.tag);
     packet.tag = meta.tag;
   }
-  count_out(node, packet_bytes(meta.payload), true);
+  count_out(node, packet_bytes(meta.payload), true, now);
   op->bytes_sent += packet_bytes(meta.payload);
   ++out->count;
 }
@@ -336,7 +336,7 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
       emit_push(out, op, repair.node, repair.stripe, true, now);
     } else {
       --x.pull_repairs;
-      emit_pull(out, op, repair.node, repair.stripe);
+      emit_pull(out, op, repair.node, repair.stripe, now);
     }
     ++counters.blocks_resent;
   }
@@ -386,7 +386,7 @@ void LaneImpl::emit_pulls(Out* out, Op* op, Micros now) {
       if (!peer.flow.room(packet_bytes(settings.payload))) break;
       if (x.pull_sent == op->finished) finish_some(op, kRun - run, now);
       const uint32_t stripe = (op->pull_start + x.pull_sent) % op->lane_blocks;
-      emit_pull(out, op, node, stripe);
+      emit_pull(out, op, node, stripe, now);
       if (++x.pull_sent == op->lane_blocks) {
         tails_.push({.op_seq = op->seq,
                      .stripe = stripe,
@@ -408,7 +408,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
     control_.pop();
     const size_t before = out.count;
     emit_control(&out, control, now);
-    if (out.count != before) count_out(control.node, packet_bytes(out.packets[before].payload_length), false);
+    if (out.count != before)
+      count_out(control.node, packet_bytes(out.packets[before].payload_length), false, now);
   }
   if (!failed) {
     emit_repairs(&out, now);

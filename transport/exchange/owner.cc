@@ -84,7 +84,7 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
   NodeOp& x = op->nodes[header.sender];
   if (contributes && op->owner == Op::Owner::kOpen && x.push_timer == kNever &&
       x.received < op->lane_blocks) {
-    x.push_timer = now + (op->op_class == OpClass::kExact ? kPushBudgetUnknown : op->push_budget / 2);
+    x.push_timer = now + (op->bounded ? push_budget(*op) / 2 : kPushBudgetUnknown);
     op->wake_at(x.push_timer);
   }
   return Drop::kNone;
@@ -134,9 +134,7 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
     node_complete(op, header.sender, now);
   } else {
     // While blocks keep coming nothing is asked for; after the tail what is missing is lost or overtaken.
-    x.push_timer =
-        now + (x.tail_seen ? repair_delay(header.sender)
-                           : std::max<Micros>(kPushBudgetUnknown / 2, 4 * peers[header.sender].flow.rtt()));
+    x.push_timer = now + (x.tail_seen ? repair_delay(header.sender) : silence_delay(*op, header.sender));
     x.push_backoff = 0;
     op->wake_at(x.push_timer);
   }

@@ -94,9 +94,7 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   op->late_nodes = std::max(op->late_nodes, listed);
   op->worst_node = listed > 0 ? first_listed : header.sender;
   x.pull_tail_seen |= (header.flags & wire::kFlagTail) != 0;
-  x.pull_timer = now + (x.pull_tail_seen
-                            ? repair_delay(header.sender)
-                            : std::max<Micros>(kPushBudgetUnknown / 2, 4 * peers[header.sender].flow.rtt()));
+  x.pull_timer = now + (x.pull_tail_seen ? repair_delay(header.sender) : silence_delay(*op, header.sender));
   x.pull_backoff = 0;
   op->wake_at(x.pull_timer);
   if ((header.flags & wire::kFlagRow) == 0)
