@@ -422,6 +422,12 @@ TEST_F(Client, BadCallsAreRefusedBeforeTheyReachTheDaemon) {
   EXPECT_TRUE(says({"overlap"}));
   EXPECT_EQ(allreduce(in, out, 10, 7), SLUICE_ERROR_INVALID);
   EXPECT_EQ(allreduce(in, out, 10, SLUICE_F32, 2), SLUICE_ERROR_INVALID);
+  sluice_op_options options{};
+  options.size = sizeof(options);
+  const int no_class = 3;
+  std::memcpy(&options.op_class, &no_class, sizeof(no_class));
+  EXPECT_EQ(sluice_allreduce(job, in, out, 10, SLUICE_F32, SLUICE_SUM, &options, &op), SLUICE_ERROR_INVALID);
+  EXPECT_TRUE(says({"class 3"}));
   EXPECT_EQ(allreduce(in, out, 10, SLUICE_I32, SLUICE_MEAN), SLUICE_ERROR_INVALID);
   EXPECT_TRUE(says({"floating-point"}));
   EXPECT_EQ(allreduce(in, out, (8 << 20) / 4 + 1), SLUICE_ERROR_NO_MEMORY);
