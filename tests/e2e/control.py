@@ -99,7 +99,10 @@ class RawClient:
         return found
 
     def hello(self, rank=0, world=1, **fields):
-        self.send(message(type=HELLO, job=self.job, rank=rank, world_size=world, **fields))
+        try:
+            self.send(message(type=HELLO, job=self.job, rank=rank, world_size=world, **fields))
+        except BrokenPipeError:
+            pass  # refused before it said a word; why comes now
         self.welcome = self.receive()
         return self.welcome
 
