@@ -64,6 +64,28 @@ TEST_F(Client, FromC11) {
   EXPECT_EQ(c11_round_trip(path_.c_str()), 0) << sluice_last_error();
 }
 
+// Two ranks as processes of their own, with a folder as rendezvous.
+TEST_F(Client, TheExampleProgram) {
+  daemon();
+  const auto start = [&](int rank, const std::string& more) {
+    const std::string command =
+        "SLUICE_SOCKET=" + path_ + " " SLUICE_EXAMPLE " " + std::to_string(rank) + more + " 2>&1";
+    return std::unique_ptr<FILE, int (*)(FILE*)>(::popen(command.c_str(), "r"), ::pclose);
+  };
+  const auto said = [](FILE* pipe) {
+    char line[512] = {};
+    return std::string(std::fgets(line, sizeof(line), pipe) != nullptr ? line : "");
+  };
+  {
+    const std::string folder = " 2 " + (folder_ / "");
+    const auto first = start(0, folder);
+    const auto second = start(1, folder);
+    EXPECT_EQ(said(first.get()), "rank 0: OK, mean 0.5 \n");
+    EXPECT_EQ(said(second.get()), "rank 1: OK, mean 0.5 \n");
+  }
+  EXPECT_EQ(said(start(0, " 1").get()), "rank 0: OK, mean 0 \n") << "by `peers:`";
+}
+
 template <typename T>
 void sums_exactly(sluice_job* job, sluice_type type) {
   const uint64_t block = 1408 / sizeof(T);
