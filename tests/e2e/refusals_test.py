@@ -126,7 +126,7 @@ def test_descriptors_that_nobody_asked_for(daemon):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("case", ["short", "nodes", "nonce", "ranks", "self"])
+@pytest.mark.parametrize("case", ["short", "nodes", "nonce", "ranks", "self", "unsealed"])
 def test_a_view_that_is_none(daemon, case):
     with control.RawClient(daemon, "view") as client:
         client.hello()
@@ -142,7 +142,7 @@ def test_a_view_that_is_none(daemon, case):
         elif case == "self":
             blob = client.view([(b"\2" * 16, b"203.0.113.9:1")])
         with pytest.raises(control.Refused) as refused:
-            client.join(blob)
+            client.join(blob, sealed=case != "unsealed")
         assert len(refused.value.text) > 10
     assert_still_serving(daemon)
 
