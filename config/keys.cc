@@ -46,7 +46,7 @@ const std::array kKeys = {
         .max = 65'535,
         .help = "UDP port of lane 0; lane l uses port + l. 0: any that is free. Firewalls must let UDP "
                 "through to "
-                "these ports from every peer.",
+                "these ports from every peer. 0 needs lanes: 1.",
         .field = SLUICE_FIELD(transport.port)},
     Key{.name = "transport.receive_buffer",
         .kind = Kind::kBytes,
@@ -84,14 +84,13 @@ const std::array kKeys = {
         .max = 16,
         .help = "Engine threads, each with its own port and queue. A job uses the smallest number of all its "
                 "nodes. "
-                "One lane carries about 20 Gbit/s; more lanes cost a core each while training.",
+                "Each needs a core of its own while training; one is enough unless its thread is at 100 %.",
         .field = SLUICE_FIELD(lanes)},
 
     Key{.name = "idle.mode",
         .kind = Kind::kChoice,
         .default_value = "adaptive",
         .choices = "adaptive|busy|event",
-        .reload = true,
         .help = "What a lane does without work: adaptive spins for idle.spin and then sleeps, busy never "
                 "sleeps (a core "
                 "per lane), event sleeps at once.",
@@ -101,7 +100,6 @@ const std::array kKeys = {
         .default_value = "20us",
         .min = 0,
         .max = kSecond,
-        .reload = true,
         .help = "How long an adaptive lane looks for new work before it sleeps. Waking up costs 5-50us.",
         .field = SLUICE_FIELD(idle.spin)},
 

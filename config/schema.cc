@@ -178,6 +178,15 @@ std::string format_value(const Key& key, const Config& config) {
   return "";
 }
 
+void copy_value(const Key& key, const Config& from, Config* to) {
+  std::visit(
+      [&](auto access) {
+        if constexpr (!std::is_same_v<decltype(access), std::monostate>)
+          access(*to) = access(const_cast<Config&>(from));
+      },
+      key.field);
+}
+
 std::string allowed(const Key& key) {
   const auto range = [&](const char* what) {
     const std::string prefix = *what == '\0' ? "" : fmt::format("{}, ", what);
@@ -242,6 +251,16 @@ std::vector<CrossProblem> cross_check(const Config& config) {
         {"exchange.deadline",
          fmt::format("{} is above exchange.op_timeout ({}): a bounded op would outlast an exact one",
                      format_duration(exchange.deadline), format_duration(exchange.op_timeout))});
+  }
+  if (config.transport.port == 0 && config.lanes > 1) {
+    problems.push_back(
+        {"transport.port", "0 (any) works with one lane only: peers must know that lane l is at port + l"});
+  }
+  if (!config.peers.empty() && config.security.key_file.empty() &&
+      config.security.sealing == SealingMode::kAuth) {
+    problems.push_back(
+        {"peers",
+         "jobs that are listed here need security.key_file, equal on all their nodes (or sealing none)"});
   }
   if (config.transport.port != 0 && config.transport.port + config.lanes - 1 > 65'535) {
     problems.push_back({"transport.port", fmt::format("lane l uses port + l; {} + {} lanes ends above 65535",

@@ -66,6 +66,8 @@ Result<void> set_value(const Key& key, std::string_view text, Config* config);
 Result<void> set_list(const Key& key, const std::vector<std::string>& texts, Config* config);
 // The value as it would stand in a file.
 std::string format_value(const Key& key, const Config& config);
+// Takes one value over.
+void copy_value(const Key& key, const Config& from, Config* to);
 // "1 to 16", "auth or none", "a time, 1ms to 1h": what an error and the reference file say.
 std::string allowed(const Key& key);
 

@@ -135,6 +135,7 @@ Result<View> decode_view_bytes(const std::vector<std::byte>& bytes) {
   if (bytes.size() < sizeof(ViewHeader)) return bad(number(bytes.size()) + " bytes cannot be a view");
   ViewHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.nodes == 0 || header.ranks == 0) return bad("it has no node or no rank");
   if (header.nodes > kMaxNodes || header.ranks > kMaxRanks ||
       bytes.size() != blob_size(header.nodes, header.ranks)) {
     return bad(number(bytes.size()) + " bytes do not fit " + number(header.nodes) + " nodes and " +

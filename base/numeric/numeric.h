@@ -22,7 +22,8 @@ void add(ElementType type, const std::byte* wire, std::byte* accumulator, size_t
 // wire[i] = accumulator[i] / divisor, divided once and rounded once (protocol, section 5). divisor 1: no
 // division. In place is allowed (wire == accumulator): the 16-bit types then end up packed at the front.
 // Integer types take divisor 1 only. Division, not multiplication by a reciprocal: equal on every node and
-// CPU. The quotient is an accumulator element and the divisor a count below 2^24, which f32 holds exactly. Returns true when every written element is finite (always true for integers).
+// CPU. The quotient is an accumulator element, the divisor a count below 2^24, which f32 holds exactly.
+// Returns true when every written element is finite (always true for integers).
 bool finish(ElementType type, const std::byte* accumulator, std::byte* wire, size_t count, double divisor);
 
 // accumulator[i] *= factor, for accumulators of this (accumulator) type; integers take whole factors and wrap. Not on

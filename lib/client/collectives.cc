@@ -40,9 +40,10 @@ int Job::allreduce(const void* contribution, void* result, uint64_t count, int t
   if (kind != SLUICE_SUM && kind != SLUICE_MEAN) {
     return fail(SLUICE_ERROR_INVALID, std::string(kName) + ": there is no kind " + std::to_string(kind));
   }
-  if (options.op_class < SLUICE_EXACT || options.op_class > SLUICE_BEST_EFFORT) {
-    return fail(SLUICE_ERROR_INVALID,
-                std::string(kName) + ": there is no class " + std::to_string(options.op_class));
+  int op_class = 0;  // as a number: the caller may have written any into the enumeration
+  std::memcpy(&op_class, &options.op_class, sizeof(op_class));
+  if (op_class < SLUICE_EXACT || op_class > SLUICE_BEST_EFFORT) {
+    return fail(SLUICE_ERROR_INVALID, std::string(kName) + ": there is no class " + std::to_string(op_class));
   }
   Call call;
   call.type = static_cast<ElementType>(type);
@@ -64,7 +65,7 @@ int Job::allreduce(const void* contribution, void* result, uint64_t count, int t
   }
   call.contribution = *from;
   call.result = *to;
-  call.op_class = static_cast<OpClass>(options.op_class);
+  call.op_class = static_cast<OpClass>(op_class);
   call.tag = options.tag;
   call.deadline_us = options.deadline_us;
   call.loss_scale = options.loss_scale == 0.0F ? 1.0F : options.loss_scale;

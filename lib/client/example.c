@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-
 #define CHECK(call) \
   if ((call) != SLUICE_SUCCESS) return fprintf(stderr, "%s\n", sluice_last_error()), 1
 

@@ -120,6 +120,15 @@ void give(const T& from, T* to) {
   to->size = size;
 }
 
+// A value of a C enumeration as the number that the caller passed, who may have passed any.
+template <typename Enum>
+int number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
+}
+
 constexpr const char* kBadSize =
     "`size` of the structure must be set to its sizeof, and what lies behind the fields "
     "that this release knows must be zero";
@@ -436,8 +445,7 @@ int sluice_allreduce(sluice_job* job, const void* contribution, void* result, ui
     if (job->job.fork_guard().forked()) return forked(kName);
     sluice_op_options taken{};
     if (options != nullptr && !take(options, &taken)) return invalid(kName, kBadSize);
-    return job->job.allreduce(contribution, result, count, static_cast<int>(type), static_cast<int>(kind),
-                              taken, op);
+    return job->job.allreduce(contribution, result, count, number_of(type), number_of(kind), taken, op);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct PortKind {
   std::string name;  // letters, digits and _; part of the test names
   std::function<Result<std::unique_ptr<World>>(const WorldOptions&)> open;
 };
+
+inline void PrintTo(const PortKind& kind, std::ostream* out) { *out << kind.name; }  // for GoogleTest
 
 std::vector<PortKind> port_kinds();
 

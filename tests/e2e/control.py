@@ -1,6 +1,7 @@
 """The client side of the control socket and of the shared pages, spelled out in bytes, for tests that misbehave. What
 a correct client does is libsluice's business; here every field can be wrong."""
 import array
+import fcntl
 import json
 import mmap
 import os
@@ -11,6 +12,7 @@ import subprocess
 from cluster import program
 
 ABI = 1
+F_ADD_SEALS = 1033  # linux/fcntl.h
 HELLO, WELCOME, REFUSE, JOIN, JOINED, REGISTER, LEAVE, BYE, MAPPED, ABORT, ADMIN, ADMIN_PART = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17)
 MESSAGE = struct.Struct("<8I 2Q 16s 64s 112s 4I")
@@ -99,7 +101,10 @@ class RawClient:
         return found
 
     def hello(self, rank=0, world=1, **fields):
-        self.send(message(type=HELLO, job=self.job, rank=rank, world_size=world, **fields))
+        try:
+            self.send(message(type=HELLO, job=self.job, rank=rank, world_size=world, **fields))
+        except BrokenPipeError:
+            pass  # refused before it said a word; why comes now
         self.welcome = self.receive()
         return self.welcome
 
@@ -112,10 +117,11 @@ class RawClient:
             blob += struct.pack("<16s64s", nonce, endpoint)
         return blob + struct.pack(f"<{ranks}I", *([0] * ranks))
 
-    def join(self, blob=None, key=b"k" * 32, arena=1 << 20, max_op=1 << 18, **fields):
-        fd = os.memfd_create("view", os.MFD_CLOEXEC)
+    def join(self, blob=None, key=b"k" * 32, arena=1 << 20, max_op=1 << 18, sealed=True, **fields):
+        fd = os.memfd_create("view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.write(fd, self.view() if blob is None else blob)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
             values = {"type": JOIN, "job": self.job, "rank": 0, "world_size": 1, "local_ranks": 1,
                       "lanes": self.welcome["lanes"], "payload": self.welcome["payload"], "arena_bytes": arena,
                       "max_op_bytes": max_op, "join_nonce": self.welcome["join_nonce"], "text": key,

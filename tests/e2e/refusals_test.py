@@ -42,8 +42,8 @@ def test_another_abi_version(daemon, version):
     assert_still_serving(daemon)
 
 
-@pytest.mark.parametrize("job", [b"", b"a b", b"a/b", b"x" * 64, b"\xff\xfe"],
-                         ids=["empty", "space", "slash", "not terminated", "not ascii"])
+@pytest.mark.parametrize("job", [b"", b"a b", b"a/b", b"\xff\xfe"],
+                         ids=["empty", "space", "slash", "not ascii"])
 def test_a_job_name_that_is_none(daemon, job):
     with control.RawClient(daemon) as client:
         client.job = job
@@ -126,7 +126,7 @@ def test_descriptors_that_nobody_asked_for(daemon):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("case", ["short", "nodes", "nonce", "ranks", "self"])
+@pytest.mark.parametrize("case", ["short", "nodes", "nonce", "ranks", "self", "unsealed"])
 def test_a_view_that_is_none(daemon, case):
     with control.RawClient(daemon, "view") as client:
         client.hello()
@@ -142,7 +142,7 @@ def test_a_view_that_is_none(daemon, case):
         elif case == "self":
             blob = client.view([(b"\2" * 16, b"203.0.113.9:1")])
         with pytest.raises(control.Refused) as refused:
-            client.join(blob)
+            client.join(blob, sealed=case != "unsealed")
         assert len(refused.value.text) > 10
     assert_still_serving(daemon)
 
@@ -169,6 +169,7 @@ def test_connections_that_say_nothing_do_not_hold_up_others(daemon):
 def test_too_many_connections_are_refused_with_the_setting():
     with Cluster(1, settings={"memory": {"clients_max": 4}}) as cluster:
         cluster.start()
+        time.sleep(0.5)  # the connection that looked whether it listens is gone
         held = [control.RawClient(cluster.daemons[0], f"j{i}") for i in range(4)]
         try:
             for client in held:
@@ -209,15 +210,14 @@ def test_join_names_the_node_that_does_not_answer():
             assert cluster.address(1) in answer["text"] or "rank 1" in answer["text"], answer
 
 
-def run_sluiced(*arguments, timeout_s=20):
-    return subprocess.run([program("sluiced"), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=timeout_s)
+def run_sluiced(*arguments, prefix=(), timeout_s=20):
+    return subprocess.run([*prefix, program("sluiced"), *arguments], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=timeout_s)
 
 
 def test_a_second_daemon_on_the_same_socket(daemon):
     inode = os.stat(daemon.socket_path).st_ino
-    second = subprocess.run(daemon.cluster.prefix(0) + [program("sluiced"), "--config", daemon.config_path],
-                            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    second = run_sluiced("--config", daemon.config_path, prefix=daemon.cluster.prefix(0))
     assert second.returncode not in (0, None)
     assert daemon.socket_path in second.stderr + second.stdout
     assert os.stat(daemon.socket_path).st_ino == inode, "the live daemon's socket was replaced"
@@ -239,8 +239,7 @@ def test_a_port_that_is_taken_is_named(daemon):
     other = daemon.config_path + "2"
     with open(other, "w", encoding="utf-8") as file:
         file.write(text)
-    second = subprocess.run(daemon.cluster.prefix(0) + [program("sluiced"), "--config", other],
-                            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    second = run_sluiced("--config", other, prefix=daemon.cluster.prefix(0))
     assert second.returncode not in (0, None)
     address = f"{daemon.cluster.address(0)}:{daemon.cluster.port(0)}"
     assert address in second.stderr + second.stdout, second.stderr
@@ -272,7 +271,7 @@ def test_check_config_says_where(tmp_path, name):
 
 
 def test_check_config_passes_a_good_file(daemon):
-    result = run_sluiced("--config", daemon.config_path, "--check-config")
+    result = run_sluiced("--config", daemon.config_path, "--check-config", prefix=daemon.cluster.prefix(0))
     assert result.returncode == 0, result.stderr
 
 

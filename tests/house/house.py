@@ -43,14 +43,16 @@ PURE = ["transport/wire", "transport/exchange"]
 PURE_MAY = ["base/assert.h"]  # its output is the last thing that the process does
 IMPURE_HEADER = re.compile(
     r"^(thread|mutex|shared_mutex|condition_variable|future|semaphore|latch|barrier|stop_token|chrono|ctime|time\.h"
-    r"|fstream|iostream|filesystem|cstdio|stdio\.h|syncstream|pthread\.h|sched\.h|signal\.h|csignal|unistd\.h|fcntl\.h"
+    r"|fstream|iostream|filesystem|syncstream|pthread\.h|sched\.h|signal\.h|csignal|unistd\.h|fcntl\.h"
     r"|poll\.h|netdb\.h|ifaddrs\.h|dlfcn\.h|(sys|net|netinet|arpa|linux|asm)/.*|spdlog/.*)$")
 IMPURE_CALL = re.compile(
     r"\b(std::(jthread|thread|mutex|random_device)|pthread_\w+|syscall|getrandom|RAND_bytes|clock_gettime|gettimeofday"
     r"|nanosleep|usleep|sleep_for|sleep_until|__rdtsc|__builtin_ia32_rdtsc|thread_local"
     r"|(system|steady|high_resolution)_clock)\b"
     r"|(?<![\w>:])::(open|close|read|write|poll|socket|send|recv|time|clock|rand|random)\s*\("
-    r"|\btime\s*\(\s*(nullptr|NULL|0)\s*\)")
+    r"|\btime\s*\(\s*(nullptr|NULL|0)\s*\)"
+    # <cstdio> is there for snprintf, which only writes text into memory.
+    r"|\b(printf|fprintf|vprintf|puts|fputs|putchar|fopen|fdopen|fread|fwrite|fflush|perror|popen)\s*\(")
 
 # Header patterns of libraries that a node may lack, and the only folder that may include them.
 VENDOR = [

@@ -1,7 +1,8 @@
 # lib/client.
 sluice_test(NAME client_parts_test SUITE unit SOURCES client_parts_test.cc LIBS sluice_client THREADS)
 sluice_test(NAME client_api_test SUITE unit SOURCES client_api_test.cc client_c11.c fake_daemon.cc LIBS sluice sluice_ipc
-            THREADS)
+            THREADS DEPENDS sluice-example)
+target_compile_definitions(client_api_test PRIVATE SLUICE_EXAMPLE="$<TARGET_FILE:sluice-example>")
 sluice_test(NAME client_life_test SUITE unit SOURCES client_life_test.cc fake_daemon.cc LIBS sluice sluice_ipc THREADS
             TIMEOUT 240)
 set_source_files_properties(client_c11.c PROPERTIES COMPILE_OPTIONS "-std=c11;-pedantic-errors;-Wstrict-prototypes")

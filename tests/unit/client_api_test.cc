@@ -64,6 +64,28 @@ TEST_F(Client, FromC11) {
   EXPECT_EQ(c11_round_trip(path_.c_str()), 0) << sluice_last_error();
 }
 
+// Two ranks as processes of their own, with a folder as rendezvous.
+TEST_F(Client, TheExampleProgram) {
+  daemon();
+  const auto start = [&](int rank, const std::string& more) {
+    const std::string command =
+        "SLUICE_SOCKET=" + path_ + " " SLUICE_EXAMPLE " " + std::to_string(rank) + more + " 2>&1";
+    return std::unique_ptr<FILE, int (*)(FILE*)>(::popen(command.c_str(), "r"), ::pclose);
+  };
+  const auto said = [](FILE* pipe) {
+    char line[512] = {};
+    return std::string(std::fgets(line, sizeof(line), pipe) != nullptr ? line : "");
+  };
+  {
+    const std::string folder = " 2 " + (folder_ / "");
+    const auto first = start(0, folder);
+    const auto second = start(1, folder);
+    EXPECT_EQ(said(first.get()), "rank 0: OK, mean 0.5 \n");
+    EXPECT_EQ(said(second.get()), "rank 1: OK, mean 0.5 \n");
+  }
+  EXPECT_EQ(said(start(0, " 1").get()), "rank 0: OK, mean 0 \n") << "by `peers:`";
+}
+
 template <typename T>
 void sums_exactly(sluice_job* job, sluice_type type) {
   const uint64_t block = 1408 / sizeof(T);
@@ -422,6 +444,12 @@ TEST_F(Client, BadCallsAreRefusedBeforeTheyReachTheDaemon) {
   EXPECT_TRUE(says({"overlap"}));
   EXPECT_EQ(allreduce(in, out, 10, 7), SLUICE_ERROR_INVALID);
   EXPECT_EQ(allreduce(in, out, 10, SLUICE_F32, 2), SLUICE_ERROR_INVALID);
+  sluice_op_options options{};
+  options.size = sizeof(options);
+  const int no_class = 3;
+  std::memcpy(&options.op_class, &no_class, sizeof(no_class));
+  EXPECT_EQ(sluice_allreduce(job, in, out, 10, SLUICE_F32, SLUICE_SUM, &options, &op), SLUICE_ERROR_INVALID);
+  EXPECT_TRUE(says({"class 3"}));
   EXPECT_EQ(allreduce(in, out, 10, SLUICE_I32, SLUICE_MEAN), SLUICE_ERROR_INVALID);
   EXPECT_TRUE(says({"floating-point"}));
   EXPECT_EQ(allreduce(in, out, (8 << 20) / 4 + 1), SLUICE_ERROR_NO_MEMORY);

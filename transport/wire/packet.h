@@ -23,13 +23,15 @@ inline constexpr size_t kVerdictReserve = 64;      // of each payload, for count
 inline constexpr uint32_t kMaxListedSenders = 31;  // longer verdicts are asked for by REQUEST_ROW
 inline constexpr uint32_t kMaxBlocks = 1U << 24;   // blocks of one shard: a 24-bit field
 inline constexpr uint32_t kMaxNodes = 1024;
-inline constexpr uint16_t kNoSender = 65535;       // HELLO: the view is not known yet
-inline constexpr uint32_t kDaemonOps = 1U << 31;   // top bit of op_seq: the daemons' own ops
+inline constexpr uint16_t kNoSender = 65535;      // HELLO: the view is not known yet
+inline constexpr uint32_t kDaemonOps = 1U << 31;  // top bit of op_seq: the daemons' own ops
 
+// clang-format off
 enum class Type : uint8_t {
   kHello = 1, kHelloAck = 2, kPing = 3, kPong = 4, kAnnounce = 5, kPush = 6, kPull = 7, kRequest = 8,
   kRequestRow = 9, kRow = 10, kFeedback = 11, kGone = 12, kAbort = 13, kPush2 = 14, kPull2 = 15,
 };
+// clang-format on
 inline constexpr uint8_t kTypes = 16;
 const char* type_name(Type type);
 
@@ -48,7 +50,8 @@ struct Uint24 {
   uint8_t byte[3] = {};
   constexpr Uint24() = default;
   constexpr Uint24(uint32_t value)  // NOLINT(google-explicit-constructor)
-      : byte{static_cast<uint8_t>(value), static_cast<uint8_t>(value >> 8), static_cast<uint8_t>(value >> 16)} {}
+      : byte{static_cast<uint8_t>(value), static_cast<uint8_t>(value >> 8),
+             static_cast<uint8_t>(value >> 16)} {}
   constexpr operator uint32_t() const {  // NOLINT(google-explicit-constructor)
     return byte[0] | static_cast<uint32_t>(byte[1]) << 8 | static_cast<uint32_t>(byte[2]) << 16;
   }
@@ -77,26 +80,38 @@ struct Header {
   OpClass op_class() const { return static_cast<OpClass>((flags & kFlagClassMask) >> kFlagClassShift); }
 };
 static_assert(sizeof(Header) == kHeaderBytes);
-static_assert(offsetof(Header, shard) == 20 && offsetof(Header, block) == 24 && offsetof(Header, total) == 27 &&
-              offsetof(Header, ranks) == 30 && offsetof(Header, fingerprint) == 32 && offsetof(Header, counter) == 40);
+static_assert(offsetof(Header, shard) == 20 && offsetof(Header, block) == 24 &&
+              offsetof(Header, total) == 27 && offsetof(Header, ranks) == 30 &&
+              offsetof(Header, fingerprint) == 32 && offsetof(Header, counter) == 40);
 
 // Payloads of fixed size.
 inline constexpr uint32_t kContributes = 1, kReceives = 2;  // flags of ANNOUNCE
 inline constexpr uint32_t kSizeClassShift = 8;              // and its size class (section 4, Warm-up)
-struct Announce { uint32_t age_us = 0, done = 0, base = 0, flags = 0; };
-struct Request { uint32_t done = 0, base = 0; };  // then a bitmap from header.block on; empty: all
-struct Feedback { uint32_t echo = 0, hold_us = 0, grant = 0, flags = 0; };
+struct Announce {
+  uint32_t age_us = 0, done = 0, base = 0, flags = 0;
+};
+struct Request {  // then a bitmap from header.block on; empty: all
+  uint32_t done = 0, base = 0;
+};
+struct Feedback {
+  uint32_t echo = 0, hold_us = 0, grant = 0, flags = 0;
+};
 inline constexpr uint32_t kRecordFollows = 1, kWantPolicy = 2;  // flags of PING and PONG
-struct Ping { uint32_t done = 0, base = 0, pulse_done = 0, echo = 0, hold_us = 0, grant = 0, policy = 0, flags = 0; };
-struct Gone { uint32_t base = 0; };
-struct Abort {  // then `count` x uint16_t: missing senders
+struct Ping {
+  uint32_t done = 0, base = 0, pulse_done = 0, echo = 0, hold_us = 0, grant = 0, policy = 0, flags = 0;
+};
+struct Gone {
+  uint32_t base = 0;
+};
+struct Abort {          // then `count` x uint16_t: missing senders
   uint16_t reason = 0;  // Status
   uint16_t count = 0;
   uint8_t kind = 0, element_type = 0, wire_type = 0, zero = 0;
   uint64_t elements = 0;
   uint64_t tag = 0;
 };
-inline constexpr uint8_t kHelloUnknownStart = 1;  // flag of HELLO: the receiver is in the view with another join nonce
+// Flag of HELLO: the receiver is in the view, with another join nonce.
+inline constexpr uint8_t kHelloUnknownStart = 1;
 struct Hello {  // HELLO and HELLO_ACK; padded with zeros to the size that is probed
   uint8_t join_nonce[16] = {};
   uint8_t own_challenge[16] = {};
@@ -106,22 +121,24 @@ struct Hello {  // HELLO and HELLO_ACK; padded with zeros to the size that is pr
   uint16_t payload = 0;  // the largest that is still possible, as the sender knows it
   uint8_t lanes = 0;
   uint8_t sealing = 0;
-  uint8_t phase = 0;   // 1: looking for the payload size; 2: `payload` reaches every node from here
+  uint8_t phase = 0;  // 1: looking for the payload size; 2: `payload` reaches every node from here
   uint8_t flags = 0;
   uint16_t probe = 0;  // largest datagram that came from the receiver, bytes
   uint32_t view = 0;   // phase 2: epoch of the nodes, lanes and payload as the sender knows them
   uint32_t zero = 0;
 };
-static_assert(sizeof(Announce) == 16 && sizeof(Request) == 8 && sizeof(Feedback) == 16 && sizeof(Ping) == 32 &&
-              sizeof(Abort) == 24 && sizeof(Hello) == 80);
+static_assert(sizeof(Announce) == 16 && sizeof(Request) == 8 && sizeof(Feedback) == 16 &&
+              sizeof(Ping) == 32 && sizeof(Abort) == 24 && sizeof(Hello) == 80);
 
 // Why a packet was dropped. Each has a counter (sluice_packets_dropped_total{reason=...}).
+// clang-format off
 enum class Drop : uint8_t {
   kNone = 0,
   kLength, kMagic, kVersion, kType, kJob, kEpoch, kSender, kSource, kNotMine, kRetired, kTooEarly, kBlock, kSize,
   kDuplicate, kReplay, kTag, kLate, kNotSubmitted, kPolicy, kNoMemory, kMismatch, kClosed, kState,
   kCount
 };
+// clang-format on
 const char* drop_name(Drop drop);
 
 // A packet as it arrived: a copy of the header, and where payload and tag lie.
@@ -163,6 +180,7 @@ constexpr uint32_t payload_for_datagram(uint32_t datagram) {
 }
 
 // hash(kind, element type, wire type, count, tag): ranks that disagree on an op are told before anything is summed.
-uint32_t fingerprint(ReduceKind kind, ElementType element_type, ElementType wire_type, uint64_t count, uint64_t tag);
+uint32_t fingerprint(ReduceKind kind, ElementType element_type, ElementType wire_type, uint64_t count,
+                     uint64_t tag);
 
 }  // namespace sluice::wire

@@ -61,7 +61,8 @@ class Sealer {
   void next_phase();
   // Tag over header and payload under the header's counter. Counters are sealed in the order in which next_counter()
   // gave them, each at most once (asserted); one may be left out.
-  void seal(std::span<const std::byte> header, std::span<const std::byte> payload, uint64_t counter, std::byte* tag);
+  void seal(std::span<const std::byte> header, std::span<const std::byte> payload, uint64_t counter,
+            std::byte* tag);
 
  private:
   struct State;
@@ -80,8 +81,8 @@ class Opener {
   Opener& operator=(const Opener&) = delete;
 
   // True when the tag is right, or sealing is `none`. `now_us` (monotonic) ages the previous phase's key.
-  bool open(uint16_t sender, uint64_t counter, std::span<const std::byte> header, std::span<const std::byte> payload,
-            std::span<const std::byte> tag, int64_t now_us);
+  bool open(uint16_t sender, uint64_t counter, std::span<const std::byte> header,
+            std::span<const std::byte> payload, std::span<const std::byte> tag, int64_t now_us);
 
  private:
   struct State;
