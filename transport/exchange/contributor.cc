@@ -16,7 +16,8 @@ void LaneImpl::first_admission(Op* op, Micros now) {
   if (op->wholly_late) ++counters.contributions_late;
   announced(op, self, !op->wholly_late, true, static_cast<uint16_t>(own_ranks_), now);
   for (uint32_t node = 0; node < n; ++node) {
-    if (node != self) queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+    if (node != self)
+      queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
   }
   op->announce_again = now + kAgain;
   op->wake_at(op->announce_again);
@@ -73,8 +74,10 @@ const std::byte* LaneImpl::own_block(const Op& op, uint32_t shard, uint32_t bloc
   bool first = true;
   for (const Receiver& receiver : op.receivers) {
     if (!receiver.in_contribution) continue;
-    if (first) numeric::load(op.type, receiver.submission.contribution + offset, sum, elements);
-    else numeric::add(op.type, receiver.submission.contribution + offset, sum, elements);
+    if (first)
+      numeric::load(op.type, receiver.submission.contribution + offset, sum, elements);
+    else
+      numeric::add(op.type, receiver.submission.contribution + offset, sum, elements);
     first = false;
   }
   numeric::finish(op.type, sum, staging, elements, 1.0);
@@ -87,7 +90,8 @@ uint32_t LaneImpl::push_start(const Op& op, uint32_t owner) const {
   const uint32_t shard = Geometry::shard_of(owner, op.seq, n);
   const uint32_t blocks = owner == self ? op.lane_blocks : op.geometry.lane_blocks(shard);
   if (blocks == 0) return 0;
-  uint64_t x = (static_cast<uint64_t>(epoch) << 32 | op.seq) + 0x9e3779b97f4a7c15ULL * (shard * 1024ULL + self + 1);
+  uint64_t x =
+      (static_cast<uint64_t>(epoch) << 32 | op.seq) + 0x9e3779b97f4a7c15ULL * (shard * 1024ULL + self + 1);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return static_cast<uint32_t>((x ^ (x >> 31)) % blocks);
@@ -138,7 +142,8 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
     blocks = op->lane_blocks;
     start = op->pull_start;
   } else {
-    if (op == nullptr || !op->frozen || op->wholly_late) return Drop::kNone;  // nothing was frozen: not ours to answer
+    if (op == nullptr || !op->frozen || op->wholly_late)
+      return Drop::kNone;  // nothing was frozen: not ours to answer
     if (op->nodes[node].closed || op->push_stopped) return Drop::kNone;
     blocks = op->geometry.lane_blocks(header.shard);
     start = push_start(*op, node);
@@ -148,7 +153,7 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
   sent = mine ? x.pull_sent : x.push_sent;
   uint32_t& open_repairs = mine ? x.pull_repairs : x.push_repairs;
   if (open_repairs > 0) return Drop::kNone;  // the last answer is still under way
-  if (bitmap.empty()) {  // "all": from the start, at most once per round trip
+  if (bitmap.empty()) {                      // "all": from the start, at most once per round trip
     Micros& started = mine ? x.pull_started : x.push_started;
     if (sent < blocks || now < started + std::max<Micros>(repair_delay(node), 1000)) return Drop::kNone;
     started = now;
@@ -160,11 +165,14 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
   bool any = false;
   for (size_t i = 0; i < bitmap.size(); ++i) {
     for (auto bits = static_cast<uint8_t>(bitmap[i]); bits != 0; bits &= static_cast<uint8_t>(bits - 1)) {
-      const uint32_t block = header.block + static_cast<uint32_t>(8 * i) + static_cast<uint32_t>(std::countr_zero(bits));
+      const uint32_t block =
+          header.block + static_cast<uint32_t>(8 * i) + static_cast<uint32_t>(std::countr_zero(bits));
       if (block % settings.lanes != settings.lane || block / settings.lanes >= blocks) continue;
       const uint32_t stripe = block / settings.lanes;
       if ((stripe + blocks - start) % blocks >= sent) continue;  // its first sending is still to come
-      if (!repairs_.push({.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = !mine})) break;
+      if (!repairs_.push(
+              {.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = !mine}))
+        break;
       ++open_repairs;
       any = true;
     }
