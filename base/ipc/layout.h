@@ -22,7 +22,7 @@ namespace sluice::ipc {
 
 inline constexpr uint32_t kAbiVersion = 1;  // both sides must have the same; otherwise REFUSE names both
 inline constexpr uint32_t kMaxLanes = 16;
-inline constexpr uint32_t kRingEntries = 256;  // per lane and direction; >= 2 events x window of 64 ops, with room
+inline constexpr uint32_t kRingEntries = 256;  // per lane and direction; 2 events x 64 ops, and room
 inline constexpr uint32_t kWindow = 64;        // ops that may be open at once (protocol, section 3)
 inline constexpr uint32_t kCacheLine = 64;
 
@@ -45,8 +45,8 @@ struct Descriptor {
   uint8_t wire_type = 0;      // ElementType on the network; equal to element_type for now
   uint8_t op_class = 0;       // OpClass
   uint32_t flags = 0;
-  float loss_scale = 1.0F;    // stated by the client under AMP; kept for the carry-over (protocol, section 7)
-  uint64_t cookie = 0;        // comes back in the completions
+  float loss_scale = 1.0F;  // stated by the client under AMP; kept for the carry-over (protocol, section 7)
+  uint64_t cookie = 0;      // comes back in the completions
 };
 static_assert(sizeof(Descriptor) == 64);
 
@@ -55,8 +55,8 @@ static_assert(sizeof(Descriptor) == 64);
 // One event, or two in one, of one op on one lane. Blocks count on this lane only; libsluice adds the lanes up.
 struct Completion {
   uint32_t op_seq = 0;
-  uint8_t events = 0;   // kEventResult | kEventResolved
-  uint8_t status = 0;   // Status
+  uint8_t events = 0;  // kEventResult | kEventResolved
+  uint8_t status = 0;  // Status
   uint16_t lane = 0;
   uint64_t cookie = 0;
   uint32_t blocks_expected = 0;   // blocks of the result
@@ -70,16 +70,16 @@ struct Completion {
   uint16_t late_nodes = 0;        // nodes whose pushes some owner did not count in full, as far as seen here
   uint16_t worst_node = UINT16_MAX;  // the node that this op waited for last (index in the view); 65535: none
   uint32_t lag_us = 0;               // of wait_us: for admission (protocol, section 3)
-  uint64_t bytes_sent = 0;           // datagram bytes that this lane sent for this op (all local ranks together)
+  uint64_t bytes_sent = 0;  // datagram bytes that this lane sent for this op (all local ranks together)
 };
 static_assert(sizeof(Completion) == 64);
 
 // --- Reports: what does not fit a completion -----------------------------------------------------------------------
 
 struct MissingRange {
-  uint64_t first = 0;   // element
-  uint32_t count = 0;   // elements
-  uint32_t owner = 0;   // node
+  uint64_t first = 0;  // element
+  uint32_t count = 0;  // elements
+  uint32_t owner = 0;  // node
 };
 inline constexpr uint32_t kReportRanges = 96;
 inline constexpr uint32_t kReportText = 496;
@@ -110,7 +110,9 @@ struct SubmitPage {
   RingIndex submit_tail[kMaxLanes];
   RingIndex complete_head[kMaxLanes];
   // The client sleeps (or is about to) on ControlPage::wake; the lane makes a futex call only then.
-  struct alignas(kCacheLine) { std::atomic<uint32_t> value{0}; } client_waits;
+  struct alignas(kCacheLine) {
+    std::atomic<uint32_t> value{0};
+  } client_waits;
   Descriptor ring[kMaxLanes][kRingEntries];
 };
 
@@ -121,11 +123,18 @@ struct ControlPage {
   RingIndex submit_head[kMaxLanes];
   RingIndex complete_tail[kMaxLanes];
   // Lane l sleeps (or is about to) on its eventfd; the client writes to the eventfd only then.
-  struct alignas(kCacheLine) { std::atomic<uint32_t> value{0}; } lane_sleeps[kMaxLanes];
+  struct alignas(kCacheLine) {
+    std::atomic<uint32_t> value{0};
+  } lane_sleeps[kMaxLanes];
   // Futex word, bumped with every batch of completions; FUTEX_WAIT works on a read-only mapping.
-  struct alignas(kCacheLine) { std::atomic<uint32_t> value{0}; } wake;
+  struct alignas(kCacheLine) {
+    std::atomic<uint32_t> value{0};
+  } wake;
   // Set once, before the socket is closed: why this client was let go (Status), with text.
-  struct alignas(kCacheLine) { std::atomic<uint32_t> value{0}; char text[240]; } gone;
+  struct alignas(kCacheLine) {
+    std::atomic<uint32_t> value{0};
+    char text[240];
+  } gone;
   Completion ring[kMaxLanes][kRingEntries];
   Report report[kMaxLanes][kWindow];
 };
@@ -142,9 +151,10 @@ enum class MessageType : uint32_t {
   kRegister = 6,  // kept for GPU memory
   kLeave = 7,     // client: all ops are done, I go
   kBye = 8,       // daemon: code; the answer to kLeave, or sent when it shuts down
-  kMapped = 9,    // client: I have mapped the regions (the daemon then seals them against new writable mappings)
-  kAbort = 10,    // client: abort the job on all nodes
-  kAdmin = 16,    // sluicectl: one JSON request in `text`; answers are kAdminPart messages
+  kMapped =
+      9,  // client: I have mapped the regions (the daemon then seals them against new writable mappings)
+  kAbort = 10,      // client: abort the job on all nodes
+  kAdmin = 16,      // sluicectl: one JSON request in `text`; answers are kAdminPart messages
   kAdminPart = 17,  // daemon: a memfd with the JSON answer attached
 };
 
@@ -153,24 +163,25 @@ inline constexpr uint32_t kMaxJobName = 63;  // printable, no slash, no space
 struct Message {
   uint32_t type = 0;
   uint32_t abi_version = kAbiVersion;
-  uint32_t code = 0;        // REFUSE, BYE, ABORT: Status
-  uint32_t rank = 0;        // HELLO, JOIN
-  uint32_t world_size = 0;  // HELLO, JOIN: ranks of the job
-  uint32_t local_ranks = 0; // HELLO, JOIN: ranks of the job on this node
-  uint32_t lanes = 0;       // WELCOME: of this node; JOIN: of the job (the minimum); JOINED: in use
-  uint32_t payload = 0;     // WELCOME: largest payload by this node's MTU; JOINED: in use
-  uint64_t arena_bytes = 0;    // JOIN: wanted; JOINED: given
-  uint64_t max_op_bytes = 0;   // JOIN: largest tensor that will be reduced
-  uint8_t join_nonce[16] = {}; // WELCOME, JOIN
+  uint32_t code = 0;            // REFUSE, BYE, ABORT: Status
+  uint32_t rank = 0;            // HELLO, JOIN
+  uint32_t world_size = 0;      // HELLO, JOIN: ranks of the job
+  uint32_t local_ranks = 0;     // HELLO, JOIN: ranks of the job on this node
+  uint32_t lanes = 0;           // WELCOME: of this node; JOIN: of the job (the minimum); JOINED: in use
+  uint32_t payload = 0;         // WELCOME: largest payload by this node's MTU; JOINED: in use
+  uint64_t arena_bytes = 0;     // JOIN: wanted; JOINED: given
+  uint64_t max_op_bytes = 0;    // JOIN: largest tensor that will be reduced
+  uint8_t join_nonce[16] = {};  // WELCOME, JOIN
   char job[kMaxJobName + 1] = {};
   union {
-    char text[112] = {};  // REFUSE: one line for a person; WELCOME: endpoint "ip:port" of lane 0 (lane l: port + l)
-    uint8_t key[32];      // JOIN: the job key
+    char text[112] =
+        {};  // REFUSE: one line for a person; WELCOME: endpoint "ip:port" of lane 0 (lane l: port + l)
+    uint8_t key[32];  // JOIN: the job key
   };
-  uint32_t timeout_ms = 0;  // JOIN: how long to wait for the peers
-  uint32_t nodes = 0;       // JOINED: nodes of the view
+  uint32_t timeout_ms = 0;   // JOIN: how long to wait for the peers
+  uint32_t nodes = 0;        // JOINED: nodes of the view
   uint32_t deadline_us = 0;  // JOIN: H for `consistent`; 0: the daemon's setting
-  uint32_t node = 0;        // JOINED: index of this node in the view
+  uint32_t node = 0;         // JOINED: index of this node in the view
 };
 static_assert(sizeof(Message) == 256);
 

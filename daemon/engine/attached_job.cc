@@ -57,7 +57,8 @@ const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uin
   if (d.element_type >= kElementTypes) return "descriptor: unknown element type";
   if (d.wire_type != d.element_type) return "descriptor: wire type differs from element type";
   if (d.kind > static_cast<uint8_t>(ReduceKind::kMean)) return "descriptor: unknown kind";
-  if (d.kind == static_cast<uint8_t>(ReduceKind::kMean) && !is_float(static_cast<ElementType>(d.element_type))) {
+  if (d.kind == static_cast<uint8_t>(ReduceKind::kMean) &&
+      !is_float(static_cast<ElementType>(d.element_type))) {
     return "descriptor: mean of integers";
   }
   if (d.op_class > static_cast<uint8_t>(OpClass::kConsistent)) return "descriptor: class is not served";
@@ -76,7 +77,8 @@ const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uin
 }
 
 const char* AttachedJob::submit(const AttachedClient& client, const ipc::Descriptor& descriptor, Micros now) {
-  if (const char* wrong = check_descriptor(descriptor, client.view.arena_bytes, lane.settings().max_op_bytes)) return wrong;
+  if (const char* wrong = check_descriptor(descriptor, client.view.arena_bytes, lane.settings().max_op_bytes))
+    return wrong;
   exchange::Submission submission;
   submission.op_seq = descriptor.op_seq;
   submission.local_rank = client.view.local_rank;
@@ -90,9 +92,12 @@ const char* AttachedJob::submit(const AttachedClient& client, const ipc::Descrip
   submission.result = client.view.arena + descriptor.result;
   submission.cookie = descriptor.cookie;
   switch (lane.submit(now, submission)) {
-    case Status::kOk: return nullptr;
-    case Status::kNoMemory: return "descriptor: tensor is larger than the job's pool allows";
-    default: return "descriptor: op_seq out of order, or more than 256 ops wait";
+    case Status::kOk:
+      return nullptr;
+    case Status::kNoMemory:
+      return "descriptor: tensor is larger than the job's pool allows";
+    default:
+      return "descriptor: op_seq out of order, or more than 256 ops wait";
   }
 }
 
@@ -112,8 +117,10 @@ bool AttachedJob::deliver_events(uint64_t* who, const char** wrong) {
       if (wrong != nullptr) *wrong = "it does not take its completions";
       continue;
     }
-    if (event.local_rank < 64) touched |= 1ULL << event.local_rank;
-    else ipc::wake_client(*client.view.control, *client.view.submit);
+    if (event.local_rank < 64)
+      touched |= 1ULL << event.local_rank;
+    else
+      ipc::wake_client(*client.view.control, *client.view.submit);
   }
   for (size_t rank = 0; rank < clients.size() && rank < 64; ++rank) {
     if (((touched >> rank) & 1) != 0 && clients[rank].live()) {
@@ -135,7 +142,9 @@ void AttachedJob::complete(AttachedClient* client, const exchange::Event& event,
     std::memcpy(report_.text, event.text, sizeof event.text);
     ipc::write_report(*client->view.control, lane_index, report_);
   }
-  const auto micros = [](Micros value) { return static_cast<uint32_t>(std::clamp<Micros>(value, 0, UINT32_MAX)); };
+  const auto micros = [](Micros value) {
+    return static_cast<uint32_t>(std::clamp<Micros>(value, 0, UINT32_MAX));
+  };
   ipc::Completion completion;
   completion.op_seq = event.op_seq;
   completion.events = event.events;
@@ -151,7 +160,8 @@ void AttachedJob::complete(AttachedClient* client, const exchange::Event& event,
   completion.push_us = micros(event.push);
   completion.repaired = event.blocks_repaired;
   completion.late_nodes = static_cast<uint16_t>(std::min(event.late_nodes, 65535U));
-  completion.worst_node = event.worst_node >= UINT16_MAX ? UINT16_MAX : static_cast<uint16_t>(event.worst_node);
+  completion.worst_node =
+      event.worst_node >= UINT16_MAX ? UINT16_MAX : static_cast<uint16_t>(event.worst_node);
   completion.lag_us = micros(event.lag);
   completion.bytes_sent = event.bytes_sent;
   *full = client->completions.push(completion) != ipc::RingState::kOk;
@@ -170,8 +180,10 @@ void AttachedJob::forget(uint64_t client_id) {
 void AttachedJob::collect_traces() {
   exchange::Trace trace;
   while (lane.poll_trace(&trace)) {
-    if (traces_.size() < kTraces) traces_.push_back(trace);
-    else traces_[trace_next_] = trace;
+    if (traces_.size() < kTraces)
+      traces_.push_back(trace);
+    else
+      traces_[trace_next_] = trace;
     trace_next_ = (trace_next_ + 1) % kTraces;
     if (trace.result == 0) continue;
     const double seconds = static_cast<double>(trace.result - trace.submitted) / 1e6;

@@ -17,9 +17,9 @@ namespace {
 
 constexpr Micros kPublishEvery = 100'000;
 constexpr Micros kLongestSleep = 100'000;
-constexpr size_t kHelloNotices = 64;    // HELLOs that wait for the control thread; more are dropped
-constexpr uint32_t kDescriptors = 64;   // of one client in one turn
-constexpr int kSendTurns = 4;           // bursts between two looks at the receive side
+constexpr size_t kHelloNotices = 64;   // HELLOs that wait for the control thread; more are dropped
+constexpr uint32_t kDescriptors = 64;  // of one client in one turn
+constexpr int kSendTurns = 4;          // bursts between two looks at the receive side
 
 }  // namespace
 
@@ -195,7 +195,9 @@ void LaneWorker::State::run_command(Command& command, Micros now) {
       peers.drop(command.endpoint);
       break;
     }
-    case Command::Kind::kStop: stop = true; break;
+    case Command::Kind::kStop:
+      stop = true;
+      break;
   }
 }
 
@@ -235,7 +237,8 @@ void LaneWorker::State::dispatch(const port::RxPacket& packet, Micros now) {
     job->lane.on_packet(now, {packet.data, packet.length});
     return;
   }
-  const bool known = std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->lane.job_id() == header.job; });
+  const bool known = std::any_of(jobs.begin(), jobs.end(),
+                                 [&](const auto& job) { return job->lane.job_id() == header.job; });
   drop(known ? wire::Drop::kEpoch : wire::Drop::kJob);
 }
 
@@ -251,7 +254,8 @@ bool LaneWorker::State::read_rings(Micros now) {
         const ipc::RingState state = client.descriptors.pop(&descriptor);
         if (state == ipc::RingState::kEmpty) break;
         any = true;
-        const char* wrong = state == ipc::RingState::kBroken ? "its submit ring is broken" : job->submit(client, descriptor, now);
+        const char* wrong = state == ipc::RingState::kBroken ? "its submit ring is broken"
+                                                             : job->submit(client, descriptor, now);
         if (wrong == nullptr) continue;
         client.broken = true;
         notify(Notice::Kind::kClientBroken, job->id, client.view.id, Status::kInvalid, wrong);

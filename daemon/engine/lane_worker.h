@@ -51,11 +51,11 @@ struct LaneJob {
 
 struct Command {
   enum class Kind : uint8_t {
-    kAttachJob,  // job
-    kDetachJob,  // job_id; answered by kJobDetached
-    kFailJob,    // job_id, status, text: ends its ops and tells the other nodes
-    kGoneClient, // job_id, client_id: its pages must not be touched any more; answered by kClientDetached
-    kSend,       // endpoint, datagram: HELLO and HELLO_ACK
+    kAttachJob,   // job
+    kDetachJob,   // job_id; answered by kJobDetached
+    kFailJob,     // job_id, status, text: ends its ops and tells the other nodes
+    kGoneClient,  // job_id, client_id: its pages must not be touched any more; answered by kClientDetached
+    kSend,        // endpoint, datagram: HELLO and HELLO_ACK
     kStop,
   };
   Kind kind = Kind::kStop;
@@ -101,21 +101,22 @@ struct JobStats {
   uint64_t durations[3][20] = {};
   double duration_sum[3] = {};
 };
-inline constexpr double kDurationBuckets[19] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
-                                                0.25,   0.5,     1,      2.5,   5,      10,   30,   60,    120};
+inline constexpr double kDurationBuckets[19] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+                                                0.025,  0.05,    0.1,    0.25,  0.5,    1,     2.5,
+                                                5,      10,      30,     60,    120};
 
 struct LaneStats {
   port::QueueCounters queue;
-  uint64_t loops = 0;            // advances while the lane is alive: feeds the watchdog
+  uint64_t loops = 0;  // advances while the lane is alive: feeds the watchdog
   uint64_t drops[static_cast<size_t>(wire::Drop::kCount)] = {};  // before a job was found
   std::vector<JobStats> jobs;
 };
 
 struct WorkerOptions {
   uint32_t lane = 0;
-  Micros spin = 20;       // busy looking before each sleep
-  bool busy = false;      // never sleeps
-  uint32_t burst = 256;   // datagrams of one receive
+  Micros spin = 20;      // busy looking before each sleep
+  bool busy = false;     // never sleeps
+  uint32_t burst = 256;  // datagrams of one receive
 };
 
 class LaneWorker {
@@ -132,9 +133,9 @@ class LaneWorker {
   int event_fd() const;              // the lane's eventfd; clients get a duplicate and ring it (doorbell.h)
 
   // --- lane thread ---
-  bool do_work(Micros now);    // true: something was done, call again soon
-  void wait(Micros now);       // sleeps until there may be work, at most 100 ms
-  void run();                  // do_work and wait until kStop
+  bool do_work(Micros now);  // true: something was done, call again soon
+  void wait(Micros now);     // sleeps until there may be work, at most 100 ms
+  void run();                // do_work and wait until kStop
   bool stopped() const;
 
   // --- any thread ---

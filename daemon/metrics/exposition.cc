@@ -197,7 +197,7 @@ void network(const Sources& from, Families* out) {
                  "Receive buffer of each lane, as granted by the kernel.",
                  static_cast<double>(from.facts.receive_buffer));
   MetricFamily& dropped =
-      out->counter("sluice_dropped_packets_total", "Datagrams that were received and not used, by reason.");
+      out->counter("sluice_packets_dropped_total", "Datagrams that were received and not used, by reason.");
   for (size_t reason = 1; reason < std::size(drops); ++reason) {
     Families::put(dropped, static_cast<double>(drops[reason] + from.snapshot.jobs.counters.drops[reason]),
                   {{"reason", wire::drop_name(static_cast<wire::Drop>(reason))}});

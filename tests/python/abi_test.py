@@ -108,4 +108,4 @@ def test_every_enumerator_of_the_header_is_known(enum, known):
     with open(HEADER, encoding="utf-8") as file:
         text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
     body = re.search(r"typedef enum %s \{(.*?)\} %s;" % (enum, enum), text, re.S).group(1)
-    assert {name: int(value) for name, value in re.findall(r"SLUICE_(\w+) = (-?\d+)", body)} == known
+    assert {name: int(value) for name, value in re.findall(r"SLUICE_(\w+) =\s*(-?\d+)", body)} == known

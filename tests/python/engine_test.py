@@ -13,7 +13,7 @@ import torch  # noqa: E402
 
 from sluice import ArenaFull, Mismatch, Timeout, TooManyOps, _abi, _core  # noqa: E402
 from sluice._core import Job, Report  # noqa: E402
-from sluice.torch import _names, _settings, _sparse  # noqa: E402
+from sluice.torch import _codec, _names, _settings, _sparse  # noqa: E402
 from sluice.torch._engine import Engine, Work  # noqa: E402
 from sluice.torch._stats import Stats, quantile  # noqa: E402
 
@@ -344,3 +344,44 @@ def test_time_units():
     assert _core._milliseconds(0.0001) == 1 and _core._milliseconds(0) == 0 and _core._microseconds(0.005) == 5000
     with pytest.raises(Exception, match="negative"):
         _core._milliseconds(-1)
+
+
+# --- State dicts on their way
+
+
+@pytest.mark.parametrize("make_optimizer", [
+    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda p: torch.optim.Adam(p, 1e-3, amsgrad=True),
+    lambda p: torch.optim.AdamW(p, 1 / 3), lambda p: torch.optim.RMSprop(p, 0.01)], ids=["SGD", "Adam", "AdamW", "RMSprop"])
+def test_optimizer_states_survive_the_codec(make_optimizer):
+    model = torch.nn.Linear(3, 2)
+    optimizer = make_optimizer(model.parameters())
+    for _ in range(2):
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    text, tensors = _codec.encode(state)
+    build, blank = _codec.decode(text)
+    for empty, tensor in zip(blank, tensors):
+        empty.copy_(tensor)
+    built = build()
+    assert built["param_groups"] == state["param_groups"]
+    assert list(built["state"]) == list(state["state"])
+    for key, entry in state["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(torch.as_tensor(built["state"][key][name]), torch.as_tensor(value)), name
+    make_optimizer(torch.nn.Linear(3, 2).parameters()).load_state_dict(built)
+
+
+def test_the_codec_keeps_types():
+    value = {1: (True, None, 0.1), "a": [float("inf"), -0.0, 2**60], (1, 2): {}, "t": torch.tensor(3, dtype=torch.bool)}
+    build, blank = _codec.decode(_codec.encode(value)[0])
+    blank[0].fill_(True)
+    built = build()
+    assert list(built) == [1, "a", (1, 2), "t"] and built[1] == (True, None, 0.1) and built["a"] == value["a"]
+    assert str(built["a"][1]) == "-0.0" and built["t"].dtype == torch.bool and built["t"].shape == ()
+
+
+@pytest.mark.parametrize("value", [{"x": object()}, [torch.zeros(2).to_sparse()], {"f": print}])
+def test_the_codec_refuses_what_it_does_not_know(value):
+    with pytest.raises(TypeError):
+        _codec.encode(value)

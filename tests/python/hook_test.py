@@ -38,13 +38,14 @@ def test_integer_gradients_are_exact(pool, op_class, dtype):
 
 @pytest.mark.parametrize("view", [False, True])
 def test_integer_gradients_in_several_buckets(pool, view):
+    # The first iteration has one bucket, whatever bucket_cap_mb says; DDP makes several for the second.
     for report in pool.run("integers", bucket_mb=0.01, view=view):
-        assert report["ops"] >= 4 * 3
+        assert report["ops"] >= 1 + 3 * 3
 
 
 def test_a_bucket_larger_than_an_op_travels_in_parts(pool):
     for report in pool.run("integers", max_bucket_bytes=8192):
-        assert report["ops"] > 4 * report["buckets"]
+        assert report["ops"] > 2 * report["buckets"]
 
 
 def test_a_deadline_of_its_own(pool):
@@ -58,7 +59,7 @@ def test_a_deadline_of_its_own(pool):
 def test_trains_like_ddp_alone(pool, op_class, options):
     # Two ranks: a + b rounds alike in every order, so only the place of the division can differ.
     for result in pool.run("like_gloo", op_class=op_class, **options):
-        assert result["distance"] == 0.0 and result["worst"] <= 32 * ULP
+        assert result["distance"] == 0.0 and result["worst"] <= 32 * ULP, result
 
 
 def test_unused_parameters(pool):
@@ -72,7 +73,7 @@ def test_no_op_under_no_sync(pool):
 def test_buckets_are_rebuilt(pool):
     for result in pool.run("rebuilt"):
         seen = result["seen"]
-        assert len(seen[0]) > 1 and seen[1] == seen[2] == seen[3] == seen[4] and result["distance"] == 0.0
+        assert len(seen[0]) == 1 and len(seen[1]) > 1 and seen[1] == seen[2] == seen[3] == seen[4] and result["distance"] == 0.0
         assert any("weight" in name for name in result["tags"].values())
 
 
@@ -129,7 +130,7 @@ def test_report(pool):
 def test_holes_warn_and_resync_repairs(pool):
     first, second = pool.run("holes")
     assert not first["needed"] and second["needed"] and not first["warnings"]
-    assert len([text for text in second["warnings"] if "resync" in text]) == 1
+    assert 1 <= len(second["warnings"]) <= 2  # for the first and the second op with holes, then ever more seldom
     assert re.search(r"rank 1, op \d+, tag [0-9a-f]{16} \(.*\): 1 of \d+ blocks did not come in time.*owner node1 sent nothing",
                      second["warnings"][0])
     for result in (first, second):
@@ -193,7 +194,7 @@ def test_ranks_share_a_node(daemons, place):
 # --- What goes wrong
 
 
-@pytest.mark.parametrize("dies, how", [(1, "kill"), (0, "kill"), (1, "abort")])
+@pytest.mark.parametrize("dies, how", [(1, "kill"), (0, "kill"), (1, "abort"), (0, "raise")])
 def test_a_lost_rank_is_named_and_nobody_hangs(daemons, dies, how):
     pool = nodes.Pool(daemons, [0, 1])
     try:
@@ -211,18 +212,13 @@ def test_a_lost_daemon_is_named_and_nobody_hangs():
     with nodes.Daemons(2) as own:
         pool = nodes.Pool(own, [0, 1])
         try:
-            for rank in pool.ranks():
-                rank.ask("victim", "lost-daemon", {"dies": -1, "how": ""})
-            # It dies in the middle of the 50 steps, or before; either way both ranks end with an error.
-            import time
-            time.sleep(4)
-            own.processes[1].kill()
-            answers = [rank.answer(50) for rank in pool.ranks()]
+            answers = pool.run_raw("victim", timeout=50, dies=1, how="daemon", daemon=own.processes[1].pid)
+            first, second = (answer.get("value", answer) for answer in answers)
         finally:
             pool.close()
-    seen = [answer["value"] for answer in answers]
-    for value in seen:
-        assert value == {} or value["status"] in ("DAEMON_LOST", "PEER_LOST", "ABORTED", None)
+    assert second["status"] == "DAEMON_LOST" and second["seconds"] < 25, second
+    assert first["status"] in ("PEER_LOST", "ABORTED") and re.search(r"rank 1\b", first["text"]), first
+    assert first["seconds"] < 25
 
 
 def test_a_mismatch_shows_both_sides_on_both_ranks(pool):

@@ -26,6 +26,8 @@ def main():
             value = getattr(cases, request["case"])(dist.get_rank(), dist.get_world_size(), request["job"],
                                                     **request["arguments"])
             answer = {"value": value}
+        except cases.Dies:
+            raise
         except BaseException as error:
             answer = {"error": traceback.format_exc(), "type": type(error).__name__}
         answers.write(json.dumps(answer) + "\n")

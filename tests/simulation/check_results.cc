@@ -34,7 +34,11 @@ ResultChecker::Book& ResultChecker::book(uint32_t op) {
 
 void ResultChecker::on_result(const Completion& completion) {
   if (options_.mismatch && completion.op == options_.mismatch_op) {
-    if (!is_error(completion.status)) violation(where(completion) + ": the shapes of the ranks differ");
+    // A consistent op may have ended before the rank that differs has called it.
+    if (!is_error(completion.status) && options_.program[completion.op].op_class == OpClass::kExact &&
+        options_.mismatch_shape.op_class == OpClass::kExact && completion.blocks_expected > 0) {
+      violation(where(completion) + ": the shapes of the ranks differ");
+    }
     return;
   }
   Book& book = this->book(completion.op);
@@ -168,7 +172,7 @@ void ResultChecker::on_resolved(const Completion& completion) {
   if (options_.mismatch && completion.op == options_.mismatch_op) return;
   Book& book = this->book(completion.op);
   Rank& rank = book.ranks[completion.rank];
-  rank.resolved = true;
+  rank.fates_known = !is_error(completion.resolved_status);
   rank.uncounted = completion.blocks_uncounted;
   if (rank.result && !rank.error && hash_bytes(completion.result) != rank.result_hash) {
     violation(where(completion) + ": the result slot was written after RESULT");
@@ -254,7 +258,7 @@ void ResultChecker::finish(uint32_t op, Book* book) {
       violation(what + " reports " + std::to_string(rank.skipped) + " skipped blocks, there are " +
                 std::to_string(skipped));
     }
-    if (rank.uncounted < uncounted || rank.uncounted > uncounted + unknown) {
+    if (rank.fates_known && (rank.uncounted < uncounted || rank.uncounted > uncounted + unknown)) {
       violation(what + " reports " + std::to_string(rank.uncounted) + " uncounted blocks, there are " +
                 std::to_string(uncounted));
     }
@@ -375,6 +379,58 @@ void HealChecker::on_result(const Completion& c) {
     violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " is " +
               status_name(c.status) + " though the network is well since op " + std::to_string(last_before_));
   }
+}
+
+FailureChecker::FailureChecker(const Options& options, Violations* violations)
+    : Checker(violations), options_(options), first_(options.ranks(), kNever) {}
+
+void FailureChecker::on_submit(Micros now, uint32_t rank, uint32_t op, Status /*answer*/) {
+  if (options_.mismatch && op == options_.mismatch_op) first_[rank] = std::min(first_[rank], now);
+}
+
+void FailureChecker::on_result(const Completion& c) {
+  if (!is_error(c.status)) return;
+  ++errors_;
+  last_error_ = c.now;
+  if (options_.crash && c.status == Status::kPeerLost &&
+      c.text.find("node " + std::to_string(options_.crash_node) + " ") == std::string::npos) {
+    violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " does not name node " +
+              std::to_string(options_.crash_node) + ": " + c.text);
+  }
+  if (options_.mismatch && c.status == Status::kMismatch && c.text.find("MISMATCH") == std::string::npos) {
+    violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + ": " + c.text);
+  }
+}
+
+void FailureChecker::at_end(const RunEnd& end) {
+  if (!options_.crash && !options_.mismatch) return;
+  constexpr Micros kAllowance = 1'000'000;
+  const Micros lost_after = std::max(options_.peer_timeout, 20 * options_.peer_interval);
+  Micros known = options_.crash_at + lost_after;  // by then somebody knows, and tells the others
+  if (options_.mismatch) {
+    known = 0;
+    for (const Micros first : first_) known = std::max(known, first == kNever ? 0 : first);
+  }
+  // An op that a trainer calls after the end of its job fails at once: only what was open counts, roughly.
+  const Micros program =
+      static_cast<Micros>(options_.program.size()) * (2 * options_.compute + options_.late_max);
+  Micros paused = 0;
+  for (const auto& pause : options_.plan.pauses) paused += pause.end - pause.start;
+  if (errors_ > 0 && last_error_ > known + kAllowance + paused + program) {
+    violation("the last error came at " + std::to_string(last_error_) + " us, it was due by " +
+              std::to_string(known));
+  }
+  uint64_t failed = 0;
+  for (const exchange::Lane* lane : end.lanes) failed += lane->failed() ? 1 : 0;
+  if (errors_ > 0 && end.finished && failed != end.lanes.size()) {
+    violation(std::to_string(failed) + " of " + std::to_string(end.lanes.size()) +
+              " lanes know that the job has ended");
+  }
+  // (Who reduces nothing may be done before it hears of another.)
+  const bool empty =
+      options_.mismatch && options_.program[options_.mismatch_op].count + options_.mismatch_shape.count == 0;
+  if (options_.mismatch && !empty && errors_ == 0 && end.finished)
+    violation("nobody noticed that the shapes differ");
 }
 
 void PoolChecker::at_end(const RunEnd& end) {

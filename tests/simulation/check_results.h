@@ -29,7 +29,8 @@ class ResultChecker : public Checker {
 
  private:
   struct Rank {
-    bool result = false, resolved = false, error = false;
+    bool result = false, error = false;
+    bool fates_known = false;  // RESOLVED, and not by an error
     uint64_t result_hash = 0;
     uint32_t skipped = 0, uncounted = 0;
     std::vector<bool> missing;  // blocks; empty: none
@@ -100,6 +101,22 @@ class HealChecker : public Checker {
  private:
   const Options& options_;
   uint32_t last_before_ = 0, first_ok_ = UINT32_MAX;
+};
+
+// A job that loses a node, or whose ranks do not agree, ends: on every lane, in time, and with a text that names the node.
+class FailureChecker : public Checker {
+ public:
+  FailureChecker(const Options& options, Violations* violations);
+  const char* name() const override { return "failure"; }
+  void on_submit(Micros now, uint32_t rank, uint32_t op, Status answer) override;
+  void on_result(const Completion& completion) override;
+  void at_end(const RunEnd& end) override;
+
+ private:
+  const Options& options_;
+  std::vector<Micros> first_;  // when each rank called the op in question
+  uint64_t errors_ = 0;
+  Micros last_error_ = 0;
 };
 
 // I5: at the end every slot and page is back on every lane.

@@ -34,7 +34,8 @@ class Violations {
 // RESULT or RESOLVED of one op of one rank, merged over the lanes.
 struct Completion {
   uint32_t op = 0, rank = 0, node = 0;
-  Status status = Status::kOk;
+  Status status = Status::kOk;           // of RESULT
+  Status resolved_status = Status::kOk;  // of RESOLVED
   uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0;
   Micros submitted = 0, now = 0;
   Micros lag = 0;     // waiting for admission, the longest of the lanes

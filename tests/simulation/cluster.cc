@@ -102,6 +102,18 @@ const OpShape& Cluster::shape_for(uint32_t rank, uint32_t op) const {
 
 void Cluster::note(uint64_t a, uint64_t b) { facts_.hash = mix(mix(facts_.hash, a), b); }
 
+void Cluster::print_packet(const char* what, uint32_t from, uint32_t to, const wire::Header& header,
+                           size_t payload) const {
+  const auto type = static_cast<wire::Type>(header.type);
+  const bool of_op = type != wire::Type::kPing && type != wire::Type::kPong;
+  if (watched_op_ != kAllOps && (!of_op || header.op_seq != watched_op_)) return;
+  std::printf(
+      "%10lld   %u > %u %s op %u shard %u block %u of %u ranks %u flags %02x counter %llu, %zu bytes: %s\n",
+      static_cast<long long>(network_.now()), from, to, wire::type_name(type), header.op_seq, header.shard,
+      static_cast<uint32_t>(header.block), static_cast<uint32_t>(header.total), header.ranks, header.flags,
+      static_cast<unsigned long long>(header.counter), payload, what);
+}
+
 // --- Packets in -----------------------------------------------------------------------------------------------------
 
 bool Cluster::genuine(uint32_t from_node, uint32_t lane, std::span<const std::byte> bytes) const {
@@ -141,6 +153,9 @@ void Cluster::deliver(uint32_t from_node, uint32_t index, uint32_t lane, std::sp
   delivered.again = again;
   delivered.drop = node.lanes[lane]->on_packet(network_.now(), bytes);
   ++facts_.drops[static_cast<size_t>(delivered.drop)];
+  if (watched_op_ != kNoOp && bytes.size() >= sizeof header) {
+    print_packet(wire::drop_name(delivered.drop), from_node, index, header, bytes.size() - sizeof header);
+  }
   for (const auto& checker : checkers_) checker->on_delivered(delivered);
   node.touched = true;
 }
@@ -253,6 +268,7 @@ bool Cluster::send_one(uint32_t index, uint32_t lane, const exchange::Outgoing& 
   }
 
   SLUICE_ASSERT(packet.node < nodes_.size() && packet.node != index);
+  if (watched_op_ != kNoOp) print_packet("sent", index, packet.node, header, packet.payload_length);
   if (filter_ != nullptr && !filter_(header, index, packet.node, filter_context_)) return true;
   const uint32_t to = packet.node * options_.lanes + lane;
   Node& node = nodes_[index];
@@ -283,6 +299,17 @@ void Cluster::send_all(uint32_t index) {
 
 // --- Time ---------------------------------------------------------------------------------------------------------------
 
+// Lanes know nothing of each other: that a job has ended on one is told to the others by the daemon.
+void Cluster::share_failure(Node* node) {
+  for (const auto& lane : node->lanes) {
+    if (!lane->failed()) continue;
+    for (const auto& other : node->lanes) {
+      if (!other->failed()) other->fail(network_.now(), lane->failure(), lane->failure_text(), true);
+    }
+    return;
+  }
+}
+
 void Cluster::run_node(uint32_t index) {
   Node& node = nodes_[index];
   node.touched = false;
@@ -293,6 +320,7 @@ void Cluster::run_node(uint32_t index) {
     for (const auto& lane : node.lanes) {
       if (lane->next_timer() <= now) lane->tick(now);
     }
+    share_failure(&node);
     send_all(index);
     const bool events = take_events(index);
     update_wake(index);

@@ -57,6 +57,9 @@ class Cluster {
   }
   // Prints every event (not every packet) as it happens.
   void set_verbose(bool verbose) { verbose_ = verbose; }
+  // Prints every packet of this op, too; kAllOps: every packet.
+  static constexpr uint32_t kNoOp = UINT32_MAX, kAllOps = UINT32_MAX - 1;
+  void set_watched_op(uint32_t op) { watched_op_ = op; }
 
  private:
   struct Call {  // an op of one rank between submit and RESOLVED
@@ -110,6 +113,7 @@ class Cluster {
   void misroute_and_forge(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
   bool genuine(uint32_t from_node, uint32_t lane, std::span<const std::byte> bytes) const;
   void run_node(uint32_t node);
+  void share_failure(Node* node);
   bool submit_ready(Rank* rank);
   void schedule_next_call(Rank* rank);
   void send_all(uint32_t node);
@@ -123,6 +127,8 @@ class Cluster {
   bool all_at_rest() const;
   std::string who_waits() const;
   void note(uint64_t a, uint64_t b);
+  void print_packet(const char* what, uint32_t from, uint32_t to, const wire::Header& header,
+                    size_t payload) const;
 
   const Options& options_;
   const Gradients& gradients_;
@@ -136,6 +142,7 @@ class Cluster {
   Filter filter_ = nullptr;
   void* filter_context_ = nullptr;
   bool verbose_ = false;
+  uint32_t watched_op_ = kNoOp;
   bool healed_ = false;
   Micros last_progress_ = 0;
   uint32_t furthest_ = 0;  // ops called by the rank that is ahead

@@ -16,6 +16,7 @@ std::vector<std::unique_ptr<Checker>> make_checkers(const Options& options, cons
   checkers.push_back(std::make_unique<EventChecker>(options, violations));
   checkers.push_back(std::make_unique<TimeChecker>(options, violations));
   checkers.push_back(std::make_unique<HealChecker>(options, violations));
+  checkers.push_back(std::make_unique<FailureChecker>(options, violations));
   checkers.push_back(std::make_unique<PoolChecker>(violations));
   return checkers;
 }
@@ -28,6 +29,7 @@ RunResult run(const Options& options, const RunHooks& hooks) {
   RunResult result;
   Cluster cluster(options, gradients, std::move(checkers));
   cluster.set_verbose(hooks.verbose);
+  cluster.set_watched_op(hooks.watched_op);
   if (hooks.filter != nullptr) cluster.set_filter(hooks.filter, hooks.context);
   result.facts = cluster.run();
   result.shares = results->shares();

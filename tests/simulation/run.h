@@ -23,6 +23,7 @@ struct RunHooks {
   Cluster::Filter filter = nullptr;
   void* context = nullptr;
   bool verbose = false;
+  uint32_t watched_op = Cluster::kNoOp;
 };
 
 RunResult run(const Options& options, const RunHooks& hooks = {});

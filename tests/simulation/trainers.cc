@@ -127,6 +127,7 @@ void Cluster::take_event(uint32_t index, uint32_t lane, const exchange::Event& e
                 event.text);
   }
   if ((event.events & kEventResult) != 0) {
+    if (event.text[0] != '\0' && event.status >= c.status) c.text = event.text;
     c.status = std::max(c.status, event.status);
     c.blocks_expected += event.blocks_expected;
     c.blocks_received += event.blocks_received;
@@ -136,7 +137,6 @@ void Cluster::take_event(uint32_t index, uint32_t lane, const exchange::Event& e
     c.negative_wait |= event.lag < 0 || event.quorum < 0;
     c.ranges_total += event.ranges_total;
     c.ranges.insert(c.ranges.end(), event.range, event.range + event.ranges);
-    if (event.text[0] != '\0') c.text = event.text;
     facts_.blocks_repaired += event.blocks_repaired;
     if (++call.lanes_result == options_.lanes) {
       for (const auto& checker : checkers_) checker->on_result(c);
@@ -148,6 +148,7 @@ void Cluster::take_event(uint32_t index, uint32_t lane, const exchange::Event& e
   }
   if ((event.events & kEventResolved) != 0) {
     c.blocks_uncounted += event.blocks_uncounted;
+    c.resolved_status = std::max(c.resolved_status, event.status);
     if (++call.lanes_resolved == options_.lanes) {
       c.contribution_intact = hash_bytes(call.contribution) == call.contribution_hash;
       for (const auto& checker : checkers_) checker->on_resolved(c);

@@ -109,6 +109,7 @@ struct Job {
   uint64_t first = 0, last = 0;
   unsigned jobs = 1;
   bool verbose = false, keep_going = false;
+  uint32_t watched_op = Cluster::kNoOp;
 };
 
 int run_seeds(const Job& job) {
@@ -126,7 +127,7 @@ int run_seeds(const Job& job) {
       const uint64_t seed = next++;
       if (seed > job.last) return;
       const Options options = draw(job.scenario, seed);
-      RunResult result = run(options, {.verbose = job.verbose});
+      RunResult result = run(options, {.verbose = job.verbose, .watched_op = job.watched_op});
       const bool twice = seed % kTwiceEvery == 0;
       if (twice && run(options).facts.hash != result.facts.hash) {
         ++result.violations;
@@ -173,6 +174,7 @@ int main(int argc, char** argv) {
   auto* one = app.add_option("--seed", seed, "One seed")->excludes(range);
   app.add_option("--jobs", job.jobs, "Seeds that run at the same time")->check(CLI::Range(1, 256));
   app.add_flag("--verbose", job.verbose, "Print the events of each seed");
+  app.add_option("--packets", job.watched_op, "Print the packets of this op as well");
   app.add_flag("--keep-going", job.keep_going, "Do not stop at the first seed that fails");
   app.add_flag("--bench", bench, "Print what the lanes cost per packet, and nothing else");
   app.add_flag("--list", list, "Print the scenarios, and nothing else");

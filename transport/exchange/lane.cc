@@ -224,6 +224,7 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
   Op* op = find(header.op_seq);
   const bool fresh = op == nullptr;
   if (fresh) op = open(header.op_seq, now);
+  if (op->disputed) return wire::Drop::kMismatch;
   if (!op->described) {
     if (!describe(op, op_class, kind, type, header.fingerprint, header.total, header.sender)) {
       if (fresh) release(op);
@@ -344,7 +345,10 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   }
   if (op->fingerprint != fingerprint || op->op_class != submission.op_class ||
       op->shard_blocks != shard_blocks || op->geometry.count != submission.count) {
-    mismatch(op, op->describer, now);
+    if (op->describer == self)
+      mismatch_here(op, submission, now);
+    else
+      mismatch(op, op->describer, now);
     return true;
   }
 
@@ -538,7 +542,10 @@ Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Stat
   event.blocks_discarded = receiver.discarded;
   event.total = now - receiver.submitted;
   event.lag = receiver.admitted - receiver.submitted;
-  event.quorum = op.bounded && op.start > receiver.admitted ? op.start - receiver.admitted : 0;
+  if (op.bounded) {
+    const Micros began = op.start != 0 ? op.start : now;
+    event.quorum = std::max<Micros>(0, began - receiver.admitted);
+  }
   event.push = op.trace.push_sent > receiver.admitted ? op.trace.push_sent - receiver.admitted : 0;
   event.bytes_sent = op.bytes_sent;
   event.late_nodes = op.late_nodes;

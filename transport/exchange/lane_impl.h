@@ -271,6 +271,9 @@ class LaneImpl {
   void remind(uint32_t node, Micros now);
   void hear_policy(uint32_t node, const wire::Ping& body, std::span<const std::byte> record);
   void mismatch(Op* op, uint32_t node, Micros now);
+  void mismatch_here(Op* op, const Submission& second, Micros now);
+  void describe_submission(char* text, size_t size, const Submission& submission) const;
+  void speak_for(const Op& op);
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
   void describe_op(char* text, size_t size, const Op& op) const;

@@ -65,6 +65,7 @@ struct Receiver {
 struct Op {
   enum class Owner : uint8_t { kOpen, kClosed };
   bool open = false;
+  bool disputed = false;  // ranks do not agree what it is: nothing of it goes on until the job has failed
   uint32_t seq = 0;
 
   // Known from the first packet or submit that describes the op.

@@ -322,7 +322,7 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
     const Repair repair = repairs_.front();
     repairs_.pop();
     Op* op = find(repair.op_seq);
-    if (op == nullptr) continue;
+    if (op == nullptr || op->disputed) continue;
     NodeOp& x = op->nodes[repair.node];
     if (!peers[repair.node].flow.room(packet_bytes(settings.payload)) || !reachable(*op, repair.node)) {
       repairs_.push(repair);
@@ -416,7 +416,7 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
     unfinished_ = false;
     for (uint32_t i = 0; i < kWindow + kPulseWindow && out.room() > 1; ++i) {
       Op* op = in_order(i);
-      if (op == nullptr || !op->described) continue;
+      if (op == nullptr || !op->described || op->disputed) continue;
       size_t before = 0;
       do {
         before = out.count;
@@ -427,7 +427,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
     // Closed shards are finished a piece at a time also when nobody can take their blocks now.
     for (uint32_t i = 0; i < kWindow + kPulseWindow; ++i) {
       Op* op = in_order(i);
-      if (op == nullptr || op->owner != Op::Owner::kClosed || op->finished >= op->lane_blocks) continue;
+      if (op == nullptr || op->disputed || op->owner != Op::Owner::kClosed || op->finished >= op->lane_blocks)
+        continue;
       unfinished_ |= finish_some(op, kBurst - static_cast<uint32_t>(out.count), now);
     }
   }

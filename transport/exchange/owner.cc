@@ -323,6 +323,7 @@ void LaneImpl::finish_block(Op* op, uint32_t stripe, Micros now) {
 
 // A finished block of the own shard to a local rank that waits for it.
 void LaneImpl::deliver_own(Op* op, Receiver* receiver, uint32_t stripe, Micros now) {
+  if (op->disputed) return;
   if (receiver->state != Receiver::State::kWait && receiver->state != Receiver::State::kLate) return;
   const uint64_t bit = op->geometry.stripe_first(op->shard) + stripe;
   if ((receiver->bits[bit / 64] >> (bit % 64)) & 1) return;

@@ -125,12 +125,21 @@ void LaneImpl::name_node(char* text, size_t size, uint32_t node) const {
   std::snprintf(text + std::min(used, size - 2), size - std::min(used, size - 2), ")");
 }
 
-void LaneImpl::describe_op(char* text, size_t size, const Op& op) const {
+void LaneImpl::describe_submission(char* text, size_t size, const Submission& submission) const {
   static constexpr const char* kClass[] = {"exact", "consistent", "best_effort"};
-  std::snprintf(text, size, "op %u, tag %016llx (%s %s %s, %llu elements)", op.seq,
-                static_cast<unsigned long long>(op.trace.tag), kClass[static_cast<int>(op.op_class)],
-                op.kind == ReduceKind::kMean ? "mean" : "sum", element_type_name(op.type),
-                static_cast<unsigned long long>(op.geometry.count));
+  std::snprintf(text, size, "op %u, tag %016llx (%s %s %s, %llu elements)", submission.op_seq,
+                static_cast<unsigned long long>(submission.tag),
+                kClass[static_cast<int>(submission.op_class)],
+                submission.kind == ReduceKind::kMean ? "mean" : "sum", element_type_name(submission.type),
+                static_cast<unsigned long long>(submission.count));
+}
+
+// As the local ranks were asked for it.
+void LaneImpl::describe_op(char* text, size_t size, const Op& op) const {
+  for (const Receiver& receiver : op.receivers) {
+    if (receiver.state != Receiver::State::kNone) return describe_submission(text, size, receiver.submission);
+  }
+  std::snprintf(text, size, "op %u", op.seq);
 }
 
 // Ranks do not agree what this op is. Told to all at once; the ABORT carries what this node was asked to do.
@@ -138,6 +147,7 @@ void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
   if (failed || is_pulse(op->seq)) return;
   char here[96], name[96], text[320];
   name_node(name, sizeof name, node);
+  op->disputed |= op->local;
   if (!op->local) {  // we cannot judge between two others: each of them will
     if (node == op->describer || op->describer == self) return;
     char other[96];
@@ -151,18 +161,51 @@ void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
     std::snprintf(text, sizeof text,
                   "MISMATCH: here %s; %s was asked for another collective (shape, type, class or tag)", here,
                   name);
-    abort_op_known_ = true;
-    abort_body_.kind = static_cast<uint8_t>(op->kind);
-    abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(op->type);
-    abort_body_.elements = op->geometry.count;
-    abort_body_.tag = op->trace.tag;
+    speak_for(*op);
   }
   abort_op_ = op->seq;
-  // The other side's words make the message complete: wait for its ABORT a moment.
+  // The other side's words make the message complete: wait for its ABORT a moment, not longer than the op may take.
   if (mismatch_at_ != kNever) return;
   mismatch_at_ = now + kRepairCap;
+  for (const Receiver& receiver : op->receivers) {
+    if (receiver.state == Receiver::State::kWait) mismatch_at_ = std::min(mismatch_at_, receiver.bound);
+  }
   std::snprintf(mismatch_text_, sizeof mismatch_text_, "%s", text);
   tell_all(Status::kMismatch, {});
+}
+
+// Two ranks of this node do not agree. Nobody else need be heard.
+void LaneImpl::mismatch_here(Op* op, const Submission& second, Micros now) {
+  op->disputed = true;
+  if (mismatch_at_ != kNever) return;
+  char first[112] = "", other[112];
+  for (const Receiver& receiver : op->receivers) {
+    if (receiver.state == Receiver::State::kNone || receiver.submission.local_rank == second.local_rank)
+      continue;
+    describe_submission(first, sizeof first, receiver.submission);
+    break;
+  }
+  describe_submission(other, sizeof other, second);
+  std::snprintf(mismatch_text_, sizeof mismatch_text_,
+                "MISMATCH: one rank of this node called %s, another %s", first, other);
+  mismatch_at_ = now;  // with the next tick, not in the middle of an admission
+  speak_for(*op);
+  abort_op_ = op->seq;
+  tell_all(Status::kMismatch, {});
+}
+
+// ABORTs say what the local ranks were asked for.
+void LaneImpl::speak_for(const Op& op) {
+  for (const Receiver& receiver : op.receivers) {
+    if (receiver.state == Receiver::State::kNone) continue;
+    const Submission& submission = receiver.submission;
+    abort_op_known_ = true;
+    abort_body_.kind = static_cast<uint8_t>(submission.kind);
+    abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(submission.type);
+    abort_body_.elements = submission.count;
+    abort_body_.tag = submission.tag;
+    return;
+  }
 }
 
 void LaneImpl::tell_all(Status reason, std::span<const uint32_t> named) {
@@ -204,23 +247,19 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
                   static_cast<unsigned long long>(body.elements));
     if (op != nullptr && op->local && mismatch_at_ == kNever) {  // it must hear our side, too
       abort_op_ = op->seq;
-      abort_op_known_ = true;
-      abort_body_.kind = static_cast<uint8_t>(op->kind);
-      abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(op->type);
-      abort_body_.elements = op->geometry.count;
-      abort_body_.tag = op->trace.tag;
+      speak_for(*op);
       tell_all(Status::kMismatch, {});
     }
     fail(now, Status::kMismatch, text, false);
     return Drop::kNone;
   }
   char about[96] = "";
+  uint16_t first = wire::kNoSender;
   if (body.count > 0) {
-    uint16_t first = 0;
     std::memcpy(&first, packet.payload.data() + sizeof body, sizeof first);
     if (first < n) name_node(about, sizeof about, first);
   }
-  if (status == Status::kPeerLost && about[0] != '\0') {
+  if (status == Status::kPeerLost && first < n && first != node) {  // (nobody reports his own loss)
     std::snprintf(text, sizeof text, "PEER_LOST: %s is gone, says %s; the job must be joined anew", about,
                   name);
   } else {
@@ -273,7 +312,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
       event.cookie = pending.submission.cookie;
       event.events = kEventResult | kEventResolved;
       event.status = status;
-      event.total = now - pending.submitted;
+      event.total = event.lag = now - pending.submitted;
       std::snprintf(event.text, sizeof event.text, "%s", text);
       push_event(event);
     }

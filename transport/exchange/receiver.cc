@@ -49,6 +49,7 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   if (header.shard != Geometry::shard_of(header.sender, header.op_seq, n)) return Drop::kNotMine;
   Op* op = find(header.op_seq);
   if (op == nullptr || !op->local) return Drop::kNotSubmitted;
+  if (op->disputed) return Drop::kMismatch;
   const uint32_t block = header.block;
   const uint32_t blocks = op->geometry.shard_blocks(header.shard);
   if (block >= blocks || header.total != blocks) return Drop::kBlock;

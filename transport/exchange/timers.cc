@@ -41,6 +41,7 @@ Micros LaneImpl::backoff(const Op& op, uint32_t node, uint8_t* step) const {
 
 void LaneImpl::run_timers(Op* op, Micros now) {
   op->timer = kNever;
+  if (op->disputed) return;
   if (op->announce_again <= now) {
     op->announce_again = kNever;
     announce_all(op);

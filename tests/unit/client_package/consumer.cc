@@ -1,6 +1,5 @@
-#include <sluice.hpp>
-
 #include <cstdio>
+#include <sluice.hpp>
 
 int main() {
   try {

@@ -40,25 +40,6 @@ LinkFaults random_faults(Prng* random, double max_loss) {
 
 std::string node_name(uint32_t node) { return node == kAnyNode ? "*" : std::to_string(node); }
 
-std::string describe(const LinkFaults& faults) {
-  std::string text = fmt::format("latency {}", faults.latency);
-  const auto add = [&](double value, const std::string& what) {
-    if (value > 0) text += fmt::format(", {}", what);
-  };
-  add(static_cast<double>(faults.jitter), fmt::format("jitter {}", faults.jitter));
-  add(faults.tail_probability,
-      fmt::format("tail {:.4f} of {}-{}", faults.tail_probability, faults.tail_min, faults.tail_max));
-  add(faults.loss, fmt::format("loss {:.4f}", faults.loss));
-  add(faults.burst_enter, fmt::format("bursts {:.4f}/{:.4f} of {:.2f}", faults.burst_enter,
-                                      faults.burst_leave, faults.burst_loss));
-  add(faults.duplicate, fmt::format("duplicate {:.4f}", faults.duplicate));
-  add(faults.reorder, fmt::format("reorder {:.4f} by {}", faults.reorder, faults.reorder_delay));
-  add(faults.replay, fmt::format("replay {:.4f}", faults.replay));
-  add(faults.corrupt, fmt::format("corrupt {:.4f}", faults.corrupt));
-  add(faults.truncate, fmt::format("truncate {:.4f}", faults.truncate));
-  return text;
-}
-
 }  // namespace
 
 FaultPlan swarm_plan(uint64_t seed, uint32_t nodes, Micros horizon, double max_loss) {
@@ -110,6 +91,7 @@ FaultPlan swarm_plan(uint64_t seed, uint32_t nodes, Micros horizon, double max_l
 
 std::string describe(const FaultPlan& plan) {
   std::string text = describe(plan.everywhere);
+  if (text.empty()) text = "no delay";
   for (const LinkRule& rule : plan.rules) {
     text += fmt::format("; link {}->{}: {}", node_name(rule.from), node_name(rule.to), describe(rule.faults));
   }

@@ -1,5 +1,5 @@
-// What goes wrong in a simulated network: knobs, all off by default. Pure data. Times are virtual microseconds,
-// probabilities are per datagram and from 0 to 1.
+// What goes wrong in a simulated network: what goes wrong on its links (link_faults.h), and partitions, pauses and
+// full cables. All off by default. Pure data. Times are virtual microseconds.
 #pragma once
 
 #include <cstdint>
@@ -7,35 +7,13 @@
 #include <vector>
 
 #include "base/types.h"
+#include "transport/port/link_faults.h"
 
 namespace sluice::port::sim {
 
-// One direction of one link.
-struct LinkFaults {
-  // One-way delay: `latency` + uniform 0..`jitter`; with `tail_probability` further microseconds spread over the
-  // octaves of tail_min..tail_max (stragglers of a shared cloud network: OptiReduce, section 2).
-  Micros latency = 20;
-  Micros jitter = 0;
-  double tail_probability = 0;
-  Micros tail_min = 100;
-  Micros tail_max = 10'000;
-
-  double loss = 0;  // independent
-  // Bursts (Gilbert-Elliott): a good datagram turns the link bad with `burst_enter`, each in the bad state turns it
-  // good with `burst_leave`; in the bad state `burst_loss` are lost.
-  double burst_enter = 0;
-  double burst_leave = 0.1;
-  double burst_loss = 1;
-
-  double duplicate = 0;  // arrives twice, with two delays
-  double reorder = 0;    // held back by 1..reorder_delay: later ones overtake it
-  Micros reorder_delay = 500;
-  double replay = 0;    // together with this datagram an old one of the same link arrives again
-  double corrupt = 0;   // 1 to 3 bits flipped
-  double truncate = 0;  // cut to a random length, 0 included
-
-  friend bool operator==(const LinkFaults&, const LinkFaults&) = default;
-};
+using port::LinkFaults;
+// The delay of a calm virtual link: without one, an answer would come before the question was over.
+inline constexpr Micros kCalmLatency = 20;
 
 inline constexpr uint32_t kAnyNode = UINT32_MAX;
 
@@ -44,7 +22,7 @@ inline constexpr uint32_t kAnyNode = UINT32_MAX;
 struct LinkRule {
   uint32_t from = kAnyNode;
   uint32_t to = kAnyNode;
-  LinkFaults faults;
+  LinkFaults faults{.latency = kCalmLatency};
 };
 
 // From `start` until `end` nothing passes between `group` and the rest: out of the group, into it, or both.
@@ -65,7 +43,7 @@ struct Pause {
 };
 
 struct FaultPlan {
-  LinkFaults everywhere;
+  LinkFaults everywhere{.latency = kCalmLatency};
   std::vector<LinkRule> rules;
   std::vector<Partition> partitions;
   std::vector<Pause> pauses;

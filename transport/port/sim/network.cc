@@ -188,19 +188,10 @@ void Network::schedule(Micros time, Stage stage, uint32_t datagram) {
 }
 
 bool Network::link_loses(Link* link) {
-  const LinkFaults& faults = link->faults;
-  if (faults.burst_enter > 0) {
-    if (link->random.chance(link->bad ? faults.burst_leave : faults.burst_enter)) link->bad = !link->bad;
-    if (link->bad && link->random.chance(faults.burst_loss)) {
-      ++counters_.lost_in_burst;
-      return true;
-    }
-  }
-  if (link->random.chance(faults.loss)) {
-    ++counters_.lost;
-    return true;
-  }
-  return false;
+  const Loss loss = draw_loss(link->faults, &link->bad, &link->random);
+  if (loss == Loss::kLostInBurst) ++counters_.lost_in_burst;
+  if (loss == Loss::kLost) ++counters_.lost;
+  return loss != Loss::kNone;
 }
 
 void Network::record(Link* link, const Datagram& datagram) {
@@ -214,31 +205,23 @@ void Network::record(Link* link, const Datagram& datagram) {
 
 void Network::damage(Link* link, Datagram* datagram) {
   std::vector<std::byte>& bytes = datagram->bytes;
-  if (!bytes.empty() && link->random.chance(link->faults.truncate)) {
-    bytes.resize(link->random.below(bytes.size()));
+  const size_t length = draw_length(link->faults, bytes.size(), &link->random);
+  if (length < bytes.size()) {
+    bytes.resize(length);
     ++counters_.truncated;
   }
-  if (!bytes.empty() && link->random.chance(link->faults.corrupt)) {
-    for (uint64_t flips = 1 + link->random.below(3); flips > 0; --flips) {
-      const uint64_t bit = link->random.below(bytes.size() * 8);
-      bytes[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
-    }
+  if (draw_corruption(link->faults, length, &link->random)) {
+    flip_bits(bytes, &link->random);
     ++counters_.corrupted;
   }
 }
 
 // Puts a datagram that left its sender at `sent_nanos` on its way.
 void Network::depart(Link* link, uint32_t datagram, int64_t sent_nanos) {
-  const LinkFaults& faults = link->faults;
   damage(link, &datagrams_[datagram]);
-  Micros delay = faults.latency;
-  if (faults.jitter > 0) delay += link->random.between(0, faults.jitter);
-  if (link->random.chance(faults.tail_probability))
-    delay += link->random.log_between(faults.tail_min, faults.tail_max);
-  if (link->random.chance(faults.reorder)) {
-    delay += link->random.between(1, std::max<Micros>(1, faults.reorder_delay));
-    ++counters_.reordered;
-  }
+  bool reordered = false;
+  const Micros delay = draw_delay(link->faults, &reordered, &link->random);
+  if (reordered) ++counters_.reordered;
   const Micros time = (sent_nanos + kNanosPerMicro - 1) / kNanosPerMicro + delay;
   schedule(time, plan_.bits_per_second == 0 ? Stage::kArrive : Stage::kSwitch, datagram);
 }

@@ -83,7 +83,9 @@ class Engine:
                 part.op = self._until_room(lambda p=part: self.job.submit_allreduce(
                     p.contribution, p.result, p.count, dtype, "mean", self.op_class, p.tag, self.deadline, loss_scale),
                     TooManyOps)
-            except Error:
+            except Error as error:
+                # What was submitted of this bucket waits for the rest on the other ranks: there is no way on from here.
+                self.error = self.error or error
                 part.contribution.free()
                 if part.result is not None:
                     part.result.free()

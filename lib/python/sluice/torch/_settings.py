@@ -7,6 +7,7 @@ from .._errors import InvalidArgument, NotSupported
 MIB = 1024 * 1024
 DEFAULT_OP_BYTES = 64 * MIB  # larger buckets travel in parts
 DDP_BUCKET_BYTES = 25 * MIB  # DDP's default bucket_cap_mb
+DDP_FIRST_BUCKET_BYTES = MIB  # its first bucket is filled up to this, whatever bucket_cap_mb says
 OPS_IN_FLIGHT = 16  # the arena is never asked for more than twice this many of the largest ops
 MIN_ARENA_BYTES = 16 * MIB
 
@@ -52,7 +53,7 @@ def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, a
         raise InvalidArgument(f"sluice: timeout={timeout!r}: seconds above 0")
     sizes = _gradient_bytes(model) if model is not None else []
     if max_bucket_bytes is None:
-        cap = getattr(model, "bucket_bytes_cap", DDP_BUCKET_BYTES)
+        cap = max(getattr(model, "bucket_bytes_cap", DDP_BUCKET_BYTES), DDP_FIRST_BUCKET_BYTES)
         # A bucket is closed when it reaches the cap, so it is at most the cap and one more parameter.
         max_bucket_bytes = min(DEFAULT_OP_BYTES, cap + max(sizes)) if sizes else DEFAULT_OP_BYTES
     if max_bucket_bytes < 64:

@@ -86,6 +86,9 @@ class State:
             self._job = connection.join(settings.job, rank, world_size, cards, key, arena_bytes=settings.arena_bytes,
                                         max_op_bytes=settings.max_op_bytes, deadline=settings.deadline,
                                         timeout=settings.timeout)
+            # What a node sends before another one has attached the job to its lanes is dropped there. A bounded first op
+            # would then go on without it; an exact one is repaired until all are there.
+            self._job.barrier(settings.timeout)
         except BaseException:
             if connection is not None:
                 connection.close()

@@ -1,12 +1,13 @@
 """Collective calls beside the gradients, all exact: resync, buffers, and how far the ranks are apart."""
 import collections
 import ctypes
-import io
-import pickle
 import struct
 import warnings
 
 import torch
+
+from .._errors import InvalidArgument
+from . import _codec
 
 CHUNK_BYTES = 8 * 1024 * 1024  # of one broadcast; two are in flight
 IN_FLIGHT = 2
@@ -157,32 +158,28 @@ def resync(engine, needed, incomplete, model, optimizer, grad_scaler, force):
 
 
 def _broadcast_optimizer(engine, optimizer, root):
-    """Parameter by parameter, so that the copy in flight is small. Ranks may differ in what they have (a rank may not have
-    stepped yet): the root's is what counts."""
-    mine = engine.job.rank == root
-    state = optimizer.state_dict()
-    head = _broadcast_object(engine, {"groups": state["param_groups"], "keys": list(state["state"])}, root)
-    received = {}
-    for key in head["keys"]:
-        value = _broadcast_object(engine, state["state"].get(key) if mine else None, root)
-        if not mine:
-            received[key] = value
-    if not mine:
-        optimizer.load_state_dict({"state": received, "param_groups": head["groups"]})
+    """Ranks may differ in what they have (a rank may not have stepped yet): the root's is what counts."""
+    state = _broadcast_object(engine, optimizer.state_dict(), root)
+    if engine.job.rank != root:
+        optimizer.load_state_dict(state)
 
 
 def _broadcast_object(engine, value, root):
-    """Plain data and tensors only: the receiver does not run what it gets."""
-    data = None
-    if engine.job.rank == root:
-        file = io.BytesIO()
-        torch.save(value, file)
-        data = file.getvalue()
-    data = broadcast_bytes(engine, data, root)
-    if engine.job.rank == root:
-        return value
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise TypeError(f"sluice: the optimizer's or scaler's state on rank {root} has more in it than tensors and plain data "
-                        f"({error}); copy it yourself, for instance by a checkpoint") from None
+    """A state dict of rank `root`, on all ranks. All raise when it holds what cannot be sent."""
+    mine = engine.job.rank == root
+    text, tensors = None, []
+    if mine:
+        try:
+            text, tensors = _codec.encode(value)
+            text = "=" + text
+        except TypeError as error:
+            text = f"rank {root}: {error}"
+    text = broadcast_bytes(engine, text.encode() if mine else None, root).decode()
+    if not text.startswith("="):
+        raise InvalidArgument("sluice: the state of optimizer or scaler has more in it than tensors and plain data "
+                              f"({text}); copy it yourself, for instance by a checkpoint")
+    build = lambda: value  # noqa: E731
+    if not mine:
+        build, tensors = _codec.decode(text[1:])
+    broadcast(engine, tensors, root)
+    return build()
