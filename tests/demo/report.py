@@ -53,13 +53,15 @@ def waterfall(ranks):
             if not begin <= op["submitted"] <= end:
                 continue
             submitted = ms(op["submitted"])
-            start = submitted + op["wait_ms"]
+            daemon = op.get("daemon") or {}
+            start = submitted + (daemon["first_push"] / 1000 if "first_push" in daemon else op["wait_ms"])
             finish = submitted + op["total_ms"]
-            pushed = min(start + op["push_ms"], finish)
+            pushed = min(submitted + daemon["push_sent"] / 1000 if "push_sent" in daemon else start + op["push_ms"], finish)
             ops.append({"op": op["op"], "name": tags[op["tag"]]["parameters"] if op["tag"] in tags else op["tag"],
                         "bytes": op["bytes"], "status": op["status"], "repaired": op["repaired"],
                         "submitted": submitted, "start": round(start, 3), "pushed": round(pushed, 3),
-                        "finish": round(finish, 3), "seen": ms(op["finished"])})
+                        "finish": round(finish, 3), "seen": ms(op["finished"]),
+                        "closed": round(submitted + daemon["closed"] / 1000, 3) if "closed" in daemon else None})
         rows.append({"rank": rank["rank"], "begin": ms(begin), "forward": ms(forward), "backward": ms(backward), "end": ms(end),
                      "ops": ops})
     return {"run": ranks[0]["run"], "step": chosen + 1, "ranks": rows}

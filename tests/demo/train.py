@@ -6,6 +6,7 @@ Rank 0 prints one JSON object a line while it runs; every rank writes what it me
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -52,6 +53,24 @@ def bytes_out(interface):
         return 0
     with open(f"/sys/class/net/{interface}/statistics/tx_bytes", encoding="ascii") as file:
         return int(file.read())
+
+
+def daemon_trace(job):
+    """When each step of the last ops happened, by the daemon's own clock reading: op number -> microseconds since the submit.
+    The last one where there are several lanes."""
+    answer = subprocess.run([os.environ["SLUICECTL"], "trace", "--json", "--job", job], capture_output=True, text=True,
+                            timeout=10, check=True).stdout
+    steps = {}
+    for entry in json.loads(answer)["trace"]:
+        for op in entry["ops"]:
+            if not op["submitted_us"]:
+                continue
+            since = {name[:-3]: op[name] - op["submitted_us"] for name in
+                     ("admitted_us", "quorum_us", "first_push_us", "push_sent_us", "closed_us", "pull_sent_us", "result_us")
+                     if op[name] >= op["submitted_us"]}
+            before = steps.get(op["op_seq"], {})
+            steps[op["op_seq"]] = {**before, **{name: max(us, before.get(name, 0)) for name, us in since.items()}}
+    return steps
 
 
 def parameter_distance(model):
@@ -170,7 +189,8 @@ class Trainer:
         if self.state is not None:
             result["report"] = self.state.report()
             first = result["trace"][0][1]
-            result["ops"] = [op for op in self.state.recent() if op["submitted"] >= first]
+            steps = daemon_trace(options.job)
+            result["ops"] = [{**op, "daemon": steps.get(op["op"])} for op in self.state.recent() if op["submitted"] >= first]
         return result
 
 

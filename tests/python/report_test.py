@@ -30,7 +30,8 @@ def recorded(run, step_ms):
                                   "tags": {f"{bucket:016x}": {"parameters": f"layer{bucket} </script>"} for bucket in range(2)}}
             measured["ops"] = [{"op": 2 * number + bucket, "tag": f"{bucket:016x}", "bytes": 1 << 20, "status": "OK",
                                 "submitted": 50.06 + number + 0.05 * bucket, "finished": 50.19 + number, "wait_ms": 10.0,
-                                "push_ms": 40.0, "total_ms": 80.0, "repaired": 0, "worst_node": None}
+                                "push_ms": 40.0, "total_ms": 80.0, "repaired": 0, "worst_node": None,
+                                "daemon": {"first_push": 12000, "push_sent": 55000, "closed": 60000} if bucket else None}
                                for number in range(8, 20) for bucket in range(2)]
         ranks.append(measured)
     return ranks
@@ -82,6 +83,9 @@ def test_waterfall_is_a_step_of_median_length(runs):
     assert first["begin"] == 0 and first["backward"] == pytest.approx(200) and len(first["ops"]) == 2
     op = first["ops"][0]
     assert (op["submitted"], op["start"], op["pushed"], op["finish"]) == pytest.approx((60, 70, 110, 140))
+    op = first["ops"][1]  # where the daemon's own trace is there, it counts
+    assert (op["start"], op["pushed"], op["closed"], op["finish"]) == pytest.approx((122, 165, 170, 190))
+    assert first["ops"][0]["closed"] is None
     assert report.waterfall(runs[0]["gloo"]) is None
 
 

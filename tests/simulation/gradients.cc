@@ -25,7 +25,7 @@ uint32_t exact_bits(ElementType type, ReduceKind kind) {
     case ElementType::kBf16:
       return 8 - less;
     case ElementType::kF64:
-      return 52;
+      return 48;  // a quotient times its divisor must still round to the sum
     case ElementType::kI32:
       return 30;
     case ElementType::kI64:

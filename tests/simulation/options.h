@@ -46,12 +46,17 @@ struct Options {
 
   // --- the program and its trainers ---
   std::vector<OpShape> program;
-  uint32_t in_flight = 2;        // ops that a rank has submitted without their result
-  uint32_t step_ops = 1;         // ops between two computations
-  Micros compute = 500;          // mean time of a computation
-  double compute_spread = 0.2;   // +- share of it
-  double late_share = 0;         // ops of one rank that are submitted late ...
-  Micros late_max = 0;           // ... by up to this much
+  uint32_t in_flight = 2;       // ops that a rank has submitted without their result
+  uint32_t step_ops = 1;        // ops between two computations
+  Micros compute = 500;         // mean time of a computation
+  double compute_spread = 0.2;  // +- share of it
+  double late_share = 0;        // ops of one rank that are submitted late ...
+  Micros late_max = 0;          // ... by up to this much
+  struct Delay {
+    uint32_t rank = 0, op = 0;
+    Micros wait = 0;
+  };
+  std::vector<Delay> delays;     // this rank calls this op so much later (also when the network is well)
   std::vector<double> slowness;  // factor on compute, per rank; empty: 1
 
   // --- the network ---

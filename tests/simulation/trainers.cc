@@ -31,6 +31,9 @@ void Cluster::schedule_next_call(Rank* rank) {
     wait += luck.between(0, options_.late_max);
     ++facts_.late_submits;
   }
+  for (const Options::Delay& delay : options_.delays) {
+    if (delay.rank == rank->id && delay.op == rank->next_op) wait += delay.wait;
+  }
   rank->ready = network_.now() + wait;
 }
 
