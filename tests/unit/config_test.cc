@@ -319,7 +319,7 @@ TEST_F(Folder, NamesFilesThatCannotBeRead) {
 }
 
 TEST(Print, QuotesWhatYamlWouldTakeForSomethingElse) {
-  for (const std::string& text :
+  for (const char* text :
        {"null", "~", "Null", "true", "12", "- a", "a: b", "#", "'", "\\", "{", "*a", "", "a:", "-"}) {
     Loaded first = load_texts({});
     first.config.node = text;
