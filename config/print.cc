@@ -27,7 +27,7 @@ std::string scalar(const std::string& value) {
       !value.empty() &&
       value.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789./_:+-") ==
           std::string::npos &&
-      value.front() != '-' && value.back() != ':';
+      value.front() != '-' && value.back() != ':' && !YAML::IsNullString(value);
   if (plain) return value;
   YAML::Emitter out;
   out << YAML::DoubleQuoted << value;

@@ -57,6 +57,36 @@ std::string format_bound(const Key& key, double bound) {
   }
 }
 
+// UTF-8 without control characters. What it says of a sequence is about its form; not every code point has a glyph.
+bool printable(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const size_t length = lead < 0x80                   ? 1
+                          : lead >= 0xC2 && lead < 0xE0 ? 2
+                          : lead >= 0xE0 && lead < 0xF0 ? 3
+                          : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                        : 0;
+    if (length == 0 || i + length > text.size() || lead < 0x20 || lead == 0x7F) return false;
+    uint32_t point = length == 1 ? lead : lead & (0x7FU >> length);
+    for (size_t k = 1; k < length; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      if ((next & 0xC0) != 0x80) return false;
+      point = point << 6 | (next & 0x3F);
+    }
+    constexpr uint32_t kShortest[] = {0, 0, 0x80, 0x800, 0x10000};
+    const bool control = point >= 0x80 && point < 0xA0;
+    const bool surrogate = point >= 0xD800 && point < 0xE000;
+    const bool noncharacter =
+        (point & 0xFFFE) == 0xFFFE || (point >= 0xFDD0 && point < 0xFDF0) || point == 0xFEFF;
+    if (point < kShortest[length] || point > 0x10FFFF || control || surrogate || noncharacter ||
+        point == 0x2028 || point == 0x2029) {
+      return false;
+    }
+    i += length;
+  }
+  return true;
+}
+
 // Letters to insert, delete, replace or swap with their neighbour.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
@@ -120,7 +150,7 @@ Result<void> set_value(const Key& key, std::string_view text, Config* config) {
       return {};
     }
     case Kind::kText:
-      if (text.find('\0') != std::string_view::npos) return invalid("must not contain a NUL character");
+      if (!printable(text)) return invalid("must be printable UTF-8 on one line");
       field<std::string>(key, *config) = std::string(text);
       return {};
     case Kind::kTextList:
@@ -141,7 +171,8 @@ Result<void> set_list(const Key& key, const std::vector<std::string>& texts, Con
   SLUICE_ASSERT(key.kind == Kind::kTextList);
   if (texts.empty()) return invalid("is an empty list; leave the key out for its default");
   for (const std::string& text : texts) {
-    if (text.empty() || text.find('\0') != std::string::npos) return invalid("has an empty element");
+    if (text.empty()) return invalid("has an empty element");
+    if (!printable(text)) return invalid("must be printable UTF-8 on one line");
   }
   field<std::vector<std::string>>(key, *config) = texts;
   return {};

@@ -8,6 +8,7 @@
 // Highway includes this file once per instruction set (foreach_target.h).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "base/numeric/numeric.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
@@ -255,6 +256,12 @@ HWY_ATTR void accumulate_type(ElementType type, const std::byte* wire, std::byte
 
 template <class Codec>
 HWY_ATTR bool finish_float(const std::byte* accumulator, std::byte* wire, size_t count, double divisor) {
+  // In place, undivided and of one type the bytes stay as they are.
+  if constexpr (sizeof(typename Codec::Wire) == sizeof(typename Codec::Accumulator)) {
+    if (divisor == 1.0 && accumulator == wire) {
+      return finite_bits<typename Codec::Bits, Codec::kExponent>(wire, count);
+    }
+  }
   return divisor == 1.0 ? finish_as<Codec, false>(accumulator, wire, count, divisor)
                         : finish_as<Codec, true>(accumulator, wire, count, divisor);
 }
@@ -306,6 +313,18 @@ HWY_ATTR bool all_finite_target(ElementType type, const std::byte* wire, size_t 
   return true;
 }
 
+HWY_ATTR void stream_target(const std::byte* from, std::byte* to, size_t bytes) {
+  const hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto* in = reinterpret_cast<const uint8_t*>(from);
+  auto* out = reinterpret_cast<uint8_t*>(to);
+  size_t i = 0;
+  if (reinterpret_cast<uintptr_t>(to) % 64 == 0 && 64 % lanes == 0) {
+    for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::LoadU(d, in + i), d, out + i);
+  }
+  std::memcpy(out + i, in + i, bytes - i);
+}
+
 const char* target_name_target() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace HWY_NAMESPACE
@@ -319,6 +338,7 @@ HWY_EXPORT(load_target);
 HWY_EXPORT(add_target);
 HWY_EXPORT(finish_target);
 HWY_EXPORT(all_finite_target);
+HWY_EXPORT(stream_target);
 HWY_EXPORT(target_name_target);
 
 void load(ElementType type, const std::byte* wire, std::byte* accumulator, size_t count) {
@@ -351,13 +371,24 @@ void scale_as(std::byte* data, size_t count, double factor) {
 
 void scale(ElementType type, std::byte* accumulator, size_t count, double factor) {
   switch (type) {
-    case ElementType::kF64: return scale_as<double>(accumulator, count, factor);
-    case ElementType::kI32: return scale_as<uint32_t>(accumulator, count, factor);
-    case ElementType::kI64: return scale_as<uint64_t>(accumulator, count, factor);
-    case ElementType::kU8: return scale_as<uint8_t>(accumulator, count, factor);
-    default: return scale_as<float>(accumulator, count, factor);  // f32, and the sums of the 16-bit floats
+    case ElementType::kF64:
+      return scale_as<double>(accumulator, count, factor);
+    case ElementType::kI32:
+      return scale_as<uint32_t>(accumulator, count, factor);
+    case ElementType::kI64:
+      return scale_as<uint64_t>(accumulator, count, factor);
+    case ElementType::kU8:
+      return scale_as<uint8_t>(accumulator, count, factor);
+    default:
+      return scale_as<float>(accumulator, count, factor);  // f32, and the sums of the 16-bit floats
   }
 }
+
+void stream(const std::byte* from, std::byte* to, size_t bytes) {
+  HWY_DYNAMIC_DISPATCH(stream_target)(from, to, bytes);
+}
+
+void stream_fence() { hwy::FlushStream(); }
 
 const char* target_name() { return HWY_DYNAMIC_DISPATCH(target_name_target)(); }
 

@@ -33,6 +33,12 @@ void scale(ElementType type, std::byte* accumulator, size_t count, double factor
 // True when every element is finite (always true for integers).
 bool all_finite(ElementType type, const std::byte* wire, size_t count);
 
+// Copies past the caches: half the cost where `to` is in none of them (no line is read before it is written), a loss
+// where somebody reads it at once. Needs `to` aligned to 64 bytes, else it is an ordinary copy. Call stream_fence()
+// before another thread is told of the data.
+void stream(const std::byte* from, std::byte* to, size_t bytes);
+void stream_fence();
+
 // Name of the instruction set that run-time dispatch chose ("AVX3", "AVX2" ...), for logs and bench reports.
 const char* target_name();
 

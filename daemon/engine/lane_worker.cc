@@ -21,6 +21,21 @@ constexpr size_t kHelloNotices = 64;   // HELLOs that wait for the control threa
 constexpr uint32_t kDescriptors = 64;  // of one client in one turn
 constexpr int kSendTurns = 4;          // bursts between two looks at the receive side
 
+// Whether looking again for a while before each sleep pays. It does where a lane has a CPU to itself and its peers
+// answer soon; where processes share CPUs it takes time from the very one that is waited for. Spinning goes on while
+// more than one spin in three finds work; otherwise one sleep in sixteen tries whether that has changed.
+class SpinScore {
+ public:
+  bool worth_it() { return score_ >= kEnough || ++skipped_ % 16 == 0; }
+  void hit() { score_ = std::min(score_ + 2, 2 * kEnough); }
+  void miss() { score_ = std::max(score_ - 1, 0); }
+
+ private:
+  static constexpr int kEnough = 8;
+  int score_ = 2 * kEnough;
+  uint32_t skipped_ = 0;
+};
+
 }  // namespace
 
 struct LaneWorker::State {
@@ -216,7 +231,6 @@ void LaneWorker::State::dispatch(const port::RxPacket& packet, Micros now) {
   wire::Header header;
   std::memcpy(&header, packet.data, sizeof header);
   if (header.magic != wire::kMagic) return drop(wire::Drop::kMagic);
-  if (header.version != wire::kVersion) return drop(wire::Drop::kVersion);
   const auto type = static_cast<wire::Type>(header.type);
   if (type == wire::Type::kHello || type == wire::Type::kHelloAck) {
     if (packet.length > kHelloBytes) return drop(wire::Drop::kLength);
@@ -227,6 +241,8 @@ void LaneWorker::State::dispatch(const port::RxPacket& packet, Micros now) {
     std::memcpy(notice->datagram, packet.data, packet.length);
     return notify(std::move(notice));
   }
+  // After HELLO: a join that fails names the versions of both sides.
+  if (header.version != wire::kVersion) return drop(wire::Drop::kVersion);
   for (auto& job : jobs) {
     if (job->lane.job_id() != header.job) continue;
     if (job->lane.epoch() != header.epoch) continue;  // another view of the same job may be attached, too
@@ -394,18 +410,24 @@ void LaneWorker::wait(Micros now) {
 }
 
 void LaneWorker::run() {
+  const WorkerOptions& options = state_->options;
+  SpinScore score;
   Micros idle_since = 0;
   while (!state_->stop) {
     const Micros now = monotonic_micros();
     if (do_work(now)) {
+      if (idle_since != 0) score.hit();
       idle_since = 0;
       continue;
     }
-    if (state_->options.busy) continue;
-    if (idle_since == 0) idle_since = now;
-    if (now - idle_since < state_->options.spin) {
-      ipc::cpu_relax();
-      continue;
+    if (options.busy) continue;
+    if (idle_since == 0 && options.spin > 0 && score.worth_it()) idle_since = now;
+    if (idle_since != 0) {
+      if (now - idle_since < options.spin) {
+        ipc::cpu_relax();
+        continue;
+      }
+      score.miss();
     }
     wait(now);
     idle_since = 0;

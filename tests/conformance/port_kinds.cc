@@ -12,8 +12,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/unique_fd.h"
 #include "transport/port/endpoint.h"
+#include "transport/port/faulty/faulty_port.h"
 #include "transport/port/sim/network.h"
 #include "transport/port/udp/udp_port.h"
 
@@ -41,9 +43,14 @@ Result<void> enter_slow_namespace() {
   return {};
 }
 
+// What is put around each port of a world.
+using Wrap = std::function<std::unique_ptr<Port>(std::unique_ptr<Port>, std::function<Micros()> clock)>;
+std::unique_ptr<Port> bare(std::unique_ptr<Port> port, const std::function<Micros()>&) { return port; }
+
 class UdpWorld final : public World {
  public:
-  static Result<std::unique_ptr<World>> open(const WorldOptions& options, UdpOptions udp) {
+  static Result<std::unique_ptr<World>> open(const WorldOptions& options, UdpOptions udp,
+                                             const Wrap& wrap = bare) {
     if (options.slow) {
       if (auto entered = enter_slow_namespace(); !entered.ok()) return entered.error();
       udp.send_buffer = 64 << 10;
@@ -54,7 +61,7 @@ class UdpWorld final : public World {
     for (uint32_t node = 0; node < options.nodes; ++node) {
       auto port = open_udp_port(udp);
       if (!port.ok()) return port.error();
-      world->ports_.push_back(std::move(*port));
+      world->ports_.push_back(wrap(std::move(*port), monotonic_micros));
     }
     return std::unique_ptr<World>(std::move(world));
   }
@@ -85,7 +92,7 @@ class UdpWorld final : public World {
 
 class SimWorld final : public World {
  public:
-  static Result<std::unique_ptr<World>> open(const WorldOptions& options) {
+  static Result<std::unique_ptr<World>> open(const WorldOptions& options, const Wrap& wrap = bare) {
     sim::Network::Options network;
     network.nodes = options.nodes + 1;  // the last one is for send_raw
     network.queues = options.queues;
@@ -94,10 +101,11 @@ class SimWorld final : public World {
       network.plan.bits_per_second = 50'000'000;
       network.plan.device_queue_bytes = 64 << 10;
     }
-    return std::unique_ptr<World>(new SimWorld(network));
+    return std::unique_ptr<World>(new SimWorld(network, wrap));
   }
-  explicit SimWorld(const sim::Network::Options& options) : network_(options) {
-    for (uint32_t node = 0; node < options.nodes; ++node) ports_.push_back(network_.open_port(node));
+  SimWorld(const sim::Network::Options& options, const Wrap& wrap) : network_(options) {
+    for (uint32_t node = 0; node < options.nodes; ++node)
+      ports_.push_back(wrap(network_.open_port(node), [this] { return network_.now(); }));
   }
 
   Port& port(size_t node) override { return *ports_[node]; }
@@ -118,6 +126,43 @@ UdpOptions udp_options(const char* address) {
   return options;
 }
 
+Wrap faulty(const FaultyPlan& plan) {
+  return [plan](std::unique_ptr<Port> port, std::function<Micros()> clock) -> std::unique_ptr<Port> {
+    FaultyOptions options;
+    options.plan = plan;
+    options.hold_bytes = 1 << 20;
+    options.clock = std::move(clock);
+    return make_faulty_port(std::move(port), std::move(options));
+  };
+}
+
+// Everything is looked at, nothing happens: the only faults are those of a peer that nobody has (TEST-NET-1, RFC 5737).
+FaultyPlan faults_elsewhere() {
+  FaultyPlan plan;
+  PeerRule rule;
+  rule.peer.endpoint = ipv4_endpoint(192, 0, 2, 1, 0);
+  rule.send = {.latency = 1000, .loss = 1, .duplicate = 1, .replay = 1, .corrupt = 1};
+  rule.receive = rule.send;
+  plan.rules = {rule};
+  plan.cuts = {{rule.peer}};
+  return plan;
+}
+
+// Every datagram that arrives is copied, waits, and overtakes others: nothing that a port may not do. On the way out
+// held ones would need owners that go on calling, which the suite's senders are not.
+FaultyPlan delayed_on_arrival() {
+  FaultyPlan plan;
+  plan.receive.latency = 1;
+  plan.receive.jitter = 300;
+  return plan;
+}
+
+UdpOptions ethernet() {
+  UdpOptions options = udp_options("127.0.0.1");
+  options.max_datagram = 1472;
+  return options;
+}
+
 }  // namespace
 
 std::vector<PortKind> port_kinds() {
@@ -135,13 +180,26 @@ std::vector<PortKind> port_kinds() {
          udp.receive_slots = 700;
          return UdpWorld::open(options, udp);
        }},
-      {"udp_v4_1472",
-       [](const WorldOptions& options) {
-         UdpOptions udp = udp_options("127.0.0.1");
-         udp.max_datagram = 1472;
-         return UdpWorld::open(options, udp);
-       }},
+      {"udp_v4_1472", [](const WorldOptions& options) { return UdpWorld::open(options, ethernet()); }},
       {"sim", [](const WorldOptions& options) { return SimWorld::open(options); }},
+      // Without faults a decorated port is the port itself.
+      {"faulty_udp",
+       [](const WorldOptions& options) {
+         return UdpWorld::open(options, udp_options("127.0.0.1"), faulty({}));
+       }},
+      {"faulty_sim", [](const WorldOptions& options) { return SimWorld::open(options, faulty({})); }},
+      {"faulty_udp_elsewhere",
+       [](const WorldOptions& options) {
+         return UdpWorld::open(options, udp_options("127.0.0.1"), faulty(faults_elsewhere()));
+       }},
+      {"faulty_sim_elsewhere",
+       [](const WorldOptions& options) { return SimWorld::open(options, faulty(faults_elsewhere())); }},
+      {"faulty_udp_delayed",
+       [](const WorldOptions& options) {
+         return UdpWorld::open(options, ethernet(), faulty(delayed_on_arrival()));
+       }},
+      {"faulty_sim_delayed",
+       [](const WorldOptions& options) { return SimWorld::open(options, faulty(delayed_on_arrival())); }},
   };
 }
 

@@ -4,6 +4,7 @@ Whatever is started here is ended by close(), in any state, and by the kernel if
 """
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 NETNS_CLUSTER = os.path.join(ROOT, "scripts", "netns-cluster")
+PREFIX = "sldemo"  # of the namespaces' names; then the process id
 PR_SET_PDEATHSIG = 1
 START_S, STOP_S = 20.0, 5.0
 _libc = ctypes.CDLL(None)
@@ -35,14 +37,23 @@ def why_no_namespaces():
     return None if result.returncode == 0 else result.stderr.strip().replace("netns-cluster: ", "")
 
 
+def remove_leftovers():
+    """The namespaces of a demo that was killed so hard that it could not remove them."""
+    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20).stdout
+    for name in set(re.findall(rf"^({PREFIX}\d+)-", spaces, re.M)):
+        if not os.path.exists(f"/proc/{name[len(PREFIX):]}"):
+            subprocess.run([NETNS_CLUSTER, "down", name], capture_output=True, timeout=60)
+
+
 class Cluster:
     """count nodes with a sluiced each. `rate`: of each link, as tc writes it ("1gbit"); only with namespaces."""
 
     def __init__(self, count, binaries, rate="1gbit", namespaces=True, base_port=0, log=lambda line: None):
         self.count, self._binaries, self._rate, self.namespaces, self._log = count, binaries, rate, namespaces, log
         self._base_port = base_port
-        self._name = f"sldemo{os.getpid()}"
+        self._name = f"{PREFIX}{os.getpid()}"
         self._processes = []
+        self.daemons = []
         self._spaces = []
         self.folder = tempfile.mkdtemp(prefix="sluice-demo-")
         self.addresses = ["127.0.0.1"] * count
@@ -51,14 +62,15 @@ class Cluster:
 
     def start(self):
         if self.namespaces:
+            remove_leftovers()
             made = subprocess.run([NETNS_CLUSTER, "up", "-r", self._rate, self._name, str(self.count)], capture_output=True,
                                   text=True, timeout=150)
             if made.returncode != 0:
                 raise Failure(f"could not make the namespaces: {made.stderr.strip()}")
             pairs = [line.split() for line in made.stdout.splitlines()]
             self._spaces, self.addresses = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        daemons = [self._start_daemon(node) for node in range(self.count)]
-        for node, daemon in enumerate(daemons):
+        self.daemons = [self._start_daemon(node) for node in range(self.count)]
+        for node, daemon in enumerate(self.daemons):
             self._await_daemon(node, daemon)
 
     def socket(self, node):

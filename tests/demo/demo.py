@@ -104,6 +104,8 @@ class Demo:
         failed = failed or [r for r, rank in enumerate(ranks) if rank.poll() is None]
         text = [f"run '{name}': " + (f"rank {failed[0]} failed" if ranks[failed[0]].poll() is not None
                                      else f"no end after {RUN_LIMIT_S} s")]
+        text += [f"sluiced of node {node} ended with status {daemon.poll()}"
+                 for node, daemon in enumerate(self.cluster.daemons) if daemon.poll() is not None]
         for rank in failed:
             text.append(f"--- rank {rank}:\n{tail(logs[rank])}\n--- sluiced of node {rank}:\n"
                         f"{tail(self.cluster.log_file(rank), 8)}")
@@ -173,7 +175,8 @@ def table(entries, extras):
 
 def main():
     options = arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in endings:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     os.makedirs(options.output, exist_ok=True)
     missing = "asked for by --loopback" if options.loopback else why_no_namespaces()
@@ -199,10 +202,9 @@ def main():
     except Failure as failure:
         print(f"demo: {failure}", file=sys.stderr, flush=True)
         return 1
-    except KeyboardInterrupt:
-        print("\ndemo: interrupted", file=sys.stderr, flush=True)
-        return 130
     finally:
+        for number in endings:  # nothing may stop this
+            signal.signal(number, signal.SIG_IGN)
         cluster.close()
     summary = os.path.join(options.output, "summary.json")
     with open(summary, "w", encoding="utf-8") as file:

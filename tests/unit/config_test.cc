@@ -191,6 +191,15 @@ TEST(Loader, SaysWhereAndWhatIsAllowed) {
   EXPECT_NE(problem_of("cpus:\n  lanes: 0,x\n").find("s.yaml:2:10: cpus.lanes: "), std::string::npos);
 }
 
+TEST(Loader, TakesPrintableTextOnly) {
+  EXPECT_EQ(one("node: Zürich-€-𝄞\n").config.node, "Zürich-€-𝄞");
+  for (const char* bad :
+       {"node: \"a\\nb\"", "node: \"a\\0b\"", "node: \"a\x94\"", "node: \"\xc0\xaf\"",
+        "node: \"\xed\xa0\x80\"", "node: \"\\x7f\"", "node: \"\\u0085\"", "transport: {bind: [\"\\t\"]}"}) {
+    EXPECT_EQ(one(bad).problems.size(), 1U) << bad;
+  }
+}
+
 TEST(Loader, SuggestsTheNearestName) {
   EXPECT_EQ(problem_of("transport:\n  prot: 9470\n"),
             "s.yaml:2:3: transport.'prot': no such key; did you mean 'port'?");
@@ -307,6 +316,17 @@ TEST_F(Folder, NamesFilesThatCannotBeRead) {
   EXPECT_EQ(to_string(missing.problems[0]), path("none.yaml") + ": cannot open: No such file or directory");
   EXPECT_FALSE(load({.path = root_.string(), .overrides = {}}).ok());
   EXPECT_FALSE(load({.path = "/dev/zero", .overrides = {}}).ok());
+}
+
+TEST(Print, QuotesWhatYamlWouldTakeForSomethingElse) {
+  for (const char* text :
+       {"null", "~", "Null", "true", "12", "- a", "a: b", "#", "'", "\\", "{", "*a", "", "a:", "-"}) {
+    Loaded first = load_texts({});
+    first.config.node = text;
+    const Loaded second = load_texts({{"p.yaml", print_config(first)}});
+    ASSERT_TRUE(second.ok()) << text << second.problems_text();
+    EXPECT_EQ(second.config.node, text);
+  }
 }
 
 TEST(Print, IsReadBackToTheSame) {

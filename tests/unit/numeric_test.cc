@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -419,6 +420,39 @@ TEST_P(NumericTest, FindsEveryNonFiniteElement) {
 }
 
 // The same bytes on every instruction set, NaN payloads included where no two NaNs meet.
+TEST_P(NumericTest, StreamCopiesEveryByteAndNoMore) {
+  std::vector<std::byte> from(5000), memory(6000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + i / 256);
+  std::byte* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  for (const size_t offset : {0UL, 4UL, 64UL}) {
+    for (const size_t bytes : {0UL, 1UL, 63UL, 64UL, 65UL, 1344UL, 1347UL, 4000UL}) {
+      std::fill(memory.begin(), memory.end(), std::byte{0xa5});
+      stream(from.data() + 3, aligned + offset, bytes);
+      stream_fence();
+      ASSERT_EQ(std::memcmp(aligned + offset, from.data() + 3, bytes), 0) << offset << " " << bytes;
+      for (std::byte* p = memory.data(); p < memory.data() + memory.size(); ++p) {
+        if (p < aligned + offset || p >= aligned + offset + bytes) {
+          ASSERT_EQ(*p, std::byte{0xa5}) << offset << " " << bytes;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(NumericTest, FinishInPlaceUndividedKeepsTheBytesAndLooksAtThem) {
+  std::vector<float> values(337);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) - 100.5F;
+  const std::vector<float> before = values;
+  auto* bytes = reinterpret_cast<std::byte*>(values.data());
+  EXPECT_TRUE(finish(ElementType::kF32, bytes, bytes, values.size(), 1.0));
+  EXPECT_EQ(values, before);
+  for (const size_t at : {0UL, 100UL, 336UL}) {
+    values = before;
+    values[at] = std::numeric_limits<float>::infinity();
+    EXPECT_FALSE(finish(ElementType::kF32, bytes, bytes, values.size(), 1.0)) << at;
+  }
+}
+
 TEST(NumericTargets, AgreeBitByBit) {
   constexpr size_t kCount = 100003;
   std::vector<uint32_t> bits(kCount);

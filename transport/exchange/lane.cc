@@ -92,7 +92,7 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
   }
   first_policy_.incast = static_cast<uint8_t>(std::clamp(settings.incast, 1U, 15U));
   if (settings.adaptive) pulse_words_.resize(2 * kPulseWindow * static_cast<size_t>(n) * kPulseWords);
-  last_run_ = now;
+  last_run_ = phase_began_ = now;
   counters.pool_bytes = pool_.bytes();
 }
 

@@ -28,10 +28,11 @@ inline constexpr uint32_t kRun =
 inline constexpr uint32_t kTailBlocks = 3;  // protocol, section 4
 inline constexpr Micros kAgain = 50;        // us after which ANNOUNCE and the last tail go out once more
 inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
-inline constexpr Micros kRepairCap = 50'000;          // longest repair interval
-inline constexpr uint32_t kTagsPerRank = 256;         // tags whose carry-over a rank can have on a lane
-inline constexpr Micros kLeastRepairCap = 1'000;      // an interval that no doubling needs to stay below
-inline constexpr uint32_t kPendingOps = 256;          // submits of one rank that wait for admission
+inline constexpr Micros kPhaseAge = 24LL * 3600 * 1'000'000;  // of a key (protocol, section 2)
+inline constexpr Micros kRepairCap = 50'000;                  // longest repair interval
+inline constexpr uint32_t kTagsPerRank = 256;     // tags whose carry-over a rank can have on a lane
+inline constexpr Micros kLeastRepairCap = 1'000;  // an interval that no doubling needs to stay below
+inline constexpr uint32_t kPendingOps = 256;      // submits of one rank that wait for admission
 
 // A fixed ring; full: push says so.
 template <typename T>
@@ -282,6 +283,9 @@ class LaneImpl {
   uint32_t own_ranks_;
   wire::Sealer sealer_;
   wire::Opener opener_;
+  uint64_t new_counter() { return last_counter_ = sealer_.next_counter(); }
+  uint64_t last_counter_ = 0;
+  Micros phase_began_ = 0;
   Pool pool_;
   uint32_t reserve_units_;
   uint32_t base_ = 0;

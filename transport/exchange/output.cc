@@ -182,7 +182,7 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       return;
   }
   h.stamp = static_cast<uint32_t>(now);
-  h.counter = sealer_.next_counter();
+  h.counter = new_counter();
   Outgoing& packet = out->packets[slot];
   packet = {.node = control.node,
             .payload_length = static_cast<uint32_t>(length),
@@ -256,7 +256,7 @@ void LaneImpl::emit_push(Out* out, Op* op, uint32_t owner, uint32_t stripe, bool
   h.total = op->geometry.shard_blocks(shard);
   h.ranks = op->frozen_ranks;
   h.stamp = static_cast<uint32_t>(now);
-  h.counter = sealer_.next_counter();
+  h.counter = new_counter();
   const size_t length = elements * element_size(op->type);
   const std::byte* payload = own_block(*op, shard, block, staging_.data() + slot * settings.payload);
   Outgoing& packet = out->packets[slot];
@@ -290,8 +290,9 @@ void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe, Micro
   h.total = op->shard_blocks;
   h.ranks = (meta.flags & wire::kFlagSkip) != 0 ? 0 : meta.ranks;
   const std::byte* payload = block_data(*op, stripe);
-  const bool fresh = meta.counter == 0;
-  if (fresh) meta.counter = sealer_.next_counter();
+  // Sealed anew in a new phase: its receivers soon forget the key of the old one.
+  const bool fresh = meta.counter == 0 || (meta.counter >> 32) != (last_counter_ >> 32);
+  if (fresh) meta.counter = new_counter();
   h.counter = meta.counter;
   Outgoing& packet = out->packets[slot];
   packet = {.node = node,
@@ -402,6 +403,10 @@ void LaneImpl::emit_pulls(Out* out, Op* op, Micros now) {
 
 size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
   SLUICE_ASSERT(packets.size() >= kLeastBurst);  // less would never send data, and say that there is none
+  if (now - phase_began_ >= kPhaseAge) {
+    sealer_.next_phase();
+    phase_began_ = now;
+  }
   Out out{.packets = packets, .limit = std::min<size_t>(packets.size(), kBurst)};
   while (!control_.empty() && !out.full()) {
     const Control control = control_.front();

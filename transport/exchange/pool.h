@@ -35,10 +35,7 @@ struct BlockMeta {
 class Pool {
  public:
   Pool(uint64_t bytes, uint32_t payload, uint32_t nodes)
-      : payload_(payload),
-        nodes_(nodes),
-        data_offset_(meta_bytes(nodes)),
-        unit_bytes_(unit_bytes(payload, nodes)) {
+      : nodes_(nodes), data_offset_(meta_bytes(nodes)), unit_bytes_(unit_bytes(payload, nodes)) {
     units_ = static_cast<uint32_t>(bytes / unit_bytes_);
     memory_.reset(static_cast<std::byte*>(::operator new (unit_bytes_* units_ + 1, std::align_val_t{64})));
     free_.reserve(units_);
@@ -87,7 +84,6 @@ class Pool {
   struct Free {
     void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{64}); }
   };
-  uint32_t payload_;
   uint32_t nodes_;
   size_t data_offset_;
   size_t unit_bytes_;
