@@ -230,6 +230,7 @@ class LaneImpl {
   Pool pool_;
   uint32_t reserve_units_;
   uint32_t base_ = 0;
+  uint32_t end_ = 0;  // no op from here on is open
   std::vector<uint32_t> rank_done_;  // lowest op of each local rank without RESOLVED
   std::vector<uint32_t> next_submit_;
   std::vector<Fifo<Pending>> pending_;

@@ -365,8 +365,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
   if (!failed) {
     emit_repairs(&out, now);
     unfinished_ = false;
-    for (uint32_t i = 0; i < kWindow && out.room() > 1; ++i) {
-      Op* op = find(base_ + i);
+    for (uint32_t seq = base_; seq < end_ && out.room() > 1; ++seq) {
+      Op* op = find(seq);
       if (op == nullptr || !op->described || op->disputed) continue;
       size_t before = 0;
       do {
@@ -376,8 +376,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
       } while (out.count != before && out.room() > 1);
     }
     // Closed shards are finished a piece at a time also when nobody can take their blocks now.
-    for (uint32_t i = 0; i < kWindow; ++i) {
-      Op* op = find(base_ + i);
+    for (uint32_t seq = base_; seq < end_; ++seq) {
+      Op* op = find(seq);
       if (op == nullptr || op->disputed || op->owner != Op::Owner::kClosed || op->finished >= op->lane_blocks)
         continue;
       unfinished_ |= finish_some(op, kBurst - static_cast<uint32_t>(out.count), now);

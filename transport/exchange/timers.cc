@@ -119,8 +119,8 @@ void LaneImpl::tick(Micros now) {
     }
     tails_.pop();
   }
-  for (uint32_t i = 0; i < kWindow && !failed; ++i) {
-    Op* op = find(base_ + i);
+  for (uint32_t seq = base_; seq < end_ && !failed; ++seq) {
+    Op* op = find(seq);
     if (op != nullptr && op->timer <= now) run_timers(op, now);
   }
   for (Fifo<Pending>& pending : pending_) {
@@ -147,7 +147,8 @@ Micros LaneImpl::next_timer() const {
   if (unfinished_) return 0;
   Micros next = std::min(lag_ping_, mismatch_at_);
   if (!tails_.empty()) next = std::min(next, tails_.front().when);
-  for (const Op& op : ops_) {
+  for (uint32_t seq = base_; seq < end_; ++seq) {
+    const Op& op = ops_[seq % kWindow];
     if (op.open) next = std::min(next, op.timer);
   }
   for (const Fifo<Pending>& pending : pending_) {
