@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/numeric/numeric.h"
 #include "transport/exchange/lane_impl.h"
 
 namespace sluice::exchange {
@@ -141,6 +142,7 @@ Op* LaneImpl::open(uint32_t seq, Micros now) {
   slot = std::move(fresh);
   slot.open = true;
   slot.seq = seq;
+  if (!is_pulse(seq)) end_ = std::max(end_, seq + 1);
   slot.shard = Geometry::shard_of(self, seq, n);
   slot.opened = now;
   slot.push_budget = settings.hard_deadline / 2;
@@ -521,6 +523,7 @@ void LaneImpl::settle(Micros now) {
 // --- Events and facts -------------------------------------------------------------------------------------------------
 
 void LaneImpl::push_event(const Event& event) {
+  numeric::stream_fence();  // a result that was streamed comes before the word of it
   ++counters.ops[static_cast<size_t>(event.status)];
   SLUICE_ASSERT(events.push(event));
 }

@@ -142,6 +142,7 @@ class LaneImpl {
   Op* find(uint32_t seq);
   // Open ops from base on, then pulses; nullptr where none is open.
   Op* in_order(uint32_t i) {
+    if (i < kWindow && base_ + i >= end_) return nullptr;
     return i < kWindow ? find(base_ + i) : find((pulse_base_ + i - kWindow) | wire::kDaemonOps);
   }
   wire::Drop window_check(uint32_t seq) const;
@@ -290,6 +291,7 @@ class LaneImpl {
   uint32_t reserve_units_;
   uint32_t base_ = 0;
   uint32_t pulse_base_ = 0;
+  uint32_t end_ = 0;                 // no op from here on is open
   std::vector<uint32_t> rank_done_;  // lowest op of each local rank without RESOLVED
   std::vector<uint32_t> next_submit_;
   std::vector<Fifo<Pending>> pending_;

@@ -11,6 +11,10 @@ namespace sluice::exchange {
 using wire::Drop;
 
 namespace {
+// Results of at least this many bytes are beyond a core's own cache, so that their client does not find them there
+// however they are written.
+constexpr uint64_t kStreamBytes = 4 << 20;
+
 bool waits(const Receiver& receiver) {
   return receiver.state == Receiver::State::kWait || receiver.state == Receiver::State::kLate;
 }
@@ -125,6 +129,8 @@ void LaneImpl::take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t b
   const size_t bytes = op->geometry.elements_of(shard, block) * size;
   if (skip)
     std::memset(to, 0, bytes);
+  else if (op->trace.bytes >= kStreamBytes)
+    numeric::stream(data, to, bytes);
   else
     std::memcpy(to, data, bytes);
 }

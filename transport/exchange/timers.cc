@@ -147,8 +147,12 @@ Micros LaneImpl::next_timer() const {
   if (unfinished_) return 0;
   Micros next = std::min(lag_ping_, mismatch_at_);
   if (!tails_.empty()) next = std::min(next, tails_.front().when);
-  for (const Op& op : ops_) {
+  for (uint32_t seq = base_; seq < end_; ++seq) {
+    const Op& op = ops_[seq % kWindow];
     if (op.open) next = std::min(next, op.timer);
+  }
+  for (uint32_t i = kWindow; i < kWindow + kPulseWindow; ++i) {
+    if (ops_[i].open) next = std::min(next, ops_[i].timer);
   }
   for (const Fifo<Pending>& pending : pending_) {
     if (!pending.empty()) next = std::min(next, pending.front().submitted + settings.rank_timeout);
