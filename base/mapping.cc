@@ -91,13 +91,21 @@ Result<Mapping> Mapping::map(int fd, size_t size, Access access, size_t offset) 
 }
 
 Result<Mapping> Mapping::anonymous(size_t size) {
+  auto mapping = reserve(size);
+  if (!mapping.ok()) return mapping;
+  for (size_t at = 0; at < mapping->size(); at += page_size()) mapping->data()[at] = std::byte{0};
+  return mapping;
+}
+
+Result<Mapping> Mapping::reserve(size_t size) {
   if (size == 0) return Error{EINVAL, "cannot map 0 bytes"};
   size = round_to_pages(size);
-  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     return system_error(
         "cannot get " + mebibytes(static_cast<double>(size)) + " of memory (" + memory_limits() + ")", errno);
   }
+  madvise(data, size, MADV_HUGEPAGE);  // a wish
   return Mapping(static_cast<std::byte*>(data), size);
 }
 

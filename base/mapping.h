@@ -39,8 +39,12 @@ class Mapping {
   // Maps `size` bytes of `fd` from `offset` on (a multiple of the page size), shared. Refuses when the file
   // is shorter than offset + size: touching the missing part would be a SIGBUS.
   static Result<Mapping> map(int fd, size_t size, Access access, size_t offset = 0);
-  // Private memory without a file, every page present. For buffers of the data path.
+  // Private memory without a file, every page present, in huge pages where the system has them for those who ask
+  // (transparent_hugepage: madvise): a buffer of 64 KiB is one entry of the TLB then, not 16. For buffers of the data
+  // path.
   static Result<Mapping> anonymous(size_t size);
+  // The same, but pages come when they are touched.
+  static Result<Mapping> reserve(size_t size);
 
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }

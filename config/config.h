@@ -13,6 +13,7 @@
 namespace sluice::config {
 
 enum class PortKind : uint8_t { kUdp = 0 };
+enum class FaultDirection : uint8_t { kSend = 0, kReceive = 1, kBoth = 2 };
 enum class IdleMode : uint8_t { kAdaptive = 0, kBusy = 1, kEvent = 2 };
 enum class SealingMode : uint8_t { kAuth = 0, kNone = 1 };
 enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
@@ -39,6 +40,24 @@ struct Config {
     uint32_t port = 0;
     uint64_t receive_buffer = 0, send_buffer = 0;
     bool gso = false, gro = false;
+
+    // Faults that are injected on purpose; probabilities are per datagram.
+    struct Faults {
+      bool i_know = false;
+      uint32_t seed = 0;
+      FaultDirection direction{};
+      std::vector<std::string> peers;
+      double loss = 0, burst_enter = 0, burst_leave = 0, burst_loss = 0;
+      Micros latency = 0, jitter = 0, tail_min = 0, tail_max = 0, reorder_delay = 0;
+      double tail = 0, reorder = 0, duplicate = 0, replay = 0, corrupt = 0, truncate = 0, full = 0;
+      std::vector<std::string> cut_out, cut_into;  // "none" alone: none
+
+      bool any() const {
+        return loss > 0 || burst_enter > 0 || latency > 0 || jitter > 0 || tail > 0 || reorder > 0 ||
+               duplicate > 0 || replay > 0 || corrupt > 0 || truncate > 0 || full > 0 ||
+               cut_out != std::vector<std::string>{"none"} || cut_into != std::vector<std::string>{"none"};
+      }
+    } faults;
   } transport;
 
   uint32_t lanes = 0;

@@ -1,5 +1,6 @@
 // The table itself, in the order of the reference file.
 #include <array>
+#include <utility>
 
 #include "config/schema.h"
 
@@ -14,6 +15,28 @@ namespace {
 
 constexpr double kKiB = 1024.0, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
 constexpr double kMs = 1'000, kSecond = 1'000'000, kHour = 3'600 * kSecond;
+
+// Keys of transport.faults: all off, all at a restart.
+Key fault_chance(std::string_view name, std::string_view standard, std::string_view help, Field field,
+                 double most = 1) {
+  return Key{.name = name,
+             .kind = Kind::kRatio,
+             .default_value = standard,
+             .min = 0,
+             .max = most,
+             .help = help,
+             .field = std::move(field)};
+}
+Key fault_time(std::string_view name, std::string_view standard, std::string_view help, Field field,
+               double least = 0) {
+  return Key{.name = name,
+             .kind = Kind::kDuration,
+             .default_value = standard,
+             .min = least,
+             .max = 10 * kSecond,
+             .help = help,
+             .field = std::move(field)};
+}
 
 const std::array kKeys = {
     Key{.name = "node",
@@ -76,6 +99,84 @@ const std::array kKeys = {
         .default_value = "true",
         .help = "Take runs of datagrams from the kernel in one call (UDP_GRO).",
         .field = SLUICE_FIELD(transport.gro)},
+    Key{.name = "transport.faults.i_know",
+        .kind = Kind::kFlag,
+        .default_value = "false",
+        .help = "Says that the faults below are meant. This section makes the daemon lose, delay and damage "
+                "its own datagrams on purpose, for tests and experiments; never in production. Without this "
+                "flag a daemon with any of them does not start; with it the log warns of each that is on.",
+        .field = SLUICE_FIELD(transport.faults.i_know)},
+    Key{.name = "transport.faults.seed",
+        .kind = Kind::kCount,
+        .default_value = "1",
+        .min = 0,
+        .max = 2'147'483'647,
+        .help = "The same seed, address and sequence of datagrams give the same faults.",
+        .field = SLUICE_FIELD(transport.faults.seed)},
+    Key{.name = "transport.faults.direction",
+        .kind = Kind::kChoice,
+        .default_value = "send",
+        .choices = "send|receive|both",
+        .help = "Which datagrams the faults are for: those that leave, those that arrive, or both, each way "
+                "with its own dice. The cuts below have their own direction.",
+        .field = SLUICE_CHOICE(transport.faults.direction)},
+    Key{.name = "transport.faults.peers",
+        .kind = Kind::kTextList,
+        .default_value = "all",
+        .help = "Whom the faults are for: all, or addresses (10.0.0.7), with a port for one lane only "
+                "(10.0.0.7:9470).",
+        .field = SLUICE_FIELD(transport.faults.peers)},
+    fault_chance("transport.faults.loss", "0", "Share of datagrams that are lost, each by itself.",
+                 SLUICE_FIELD(transport.faults.loss)),
+    fault_chance("transport.faults.burst_enter", "0",
+                 "Bursts of loss (Gilbert-Elliott): chance that a datagram turns a good link bad.",
+                 SLUICE_FIELD(transport.faults.burst_enter)),
+    fault_chance("transport.faults.burst_leave", "0.1",
+                 "Chance that a datagram turns a bad link good: its inverse is the mean length of a burst.",
+                 SLUICE_FIELD(transport.faults.burst_leave)),
+    fault_chance("transport.faults.burst_loss", "1", "Share of datagrams that are lost while a link is bad.",
+                 SLUICE_FIELD(transport.faults.burst_loss)),
+    fault_time("transport.faults.latency", "0", "Every datagram is held for this long.",
+               SLUICE_FIELD(transport.faults.latency)),
+    fault_time("transport.faults.jitter", "0", "And for up to this much more, evenly spread.",
+               SLUICE_FIELD(transport.faults.jitter)),
+    fault_chance("transport.faults.tail", "0",
+                 "Share of datagrams that are held for tail_min to tail_max more, each doubling equally "
+                 "likely.",
+                 SLUICE_FIELD(transport.faults.tail)),
+    fault_time("transport.faults.tail_min", "100us", "Least further time of those.",
+               SLUICE_FIELD(transport.faults.tail_min), 1),
+    fault_time("transport.faults.tail_max", "10ms", "Most further time of those.",
+               SLUICE_FIELD(transport.faults.tail_max), 1),
+    fault_chance("transport.faults.reorder", "0",
+                 "Share of datagrams that are held for up to reorder_delay more, so that later ones "
+                 "overtake them.",
+                 SLUICE_FIELD(transport.faults.reorder)),
+    fault_time("transport.faults.reorder_delay", "500us", "Most further time of those.",
+               SLUICE_FIELD(transport.faults.reorder_delay), 1),
+    fault_chance("transport.faults.duplicate", "0", "Share of datagrams that travel twice.",
+                 SLUICE_FIELD(transport.faults.duplicate)),
+    fault_chance("transport.faults.replay", "0",
+                 "Share of datagrams with which an old one of the same peer travels again.",
+                 SLUICE_FIELD(transport.faults.replay)),
+    fault_chance("transport.faults.corrupt", "0", "Share of datagrams with 1 to 3 bits flipped.",
+                 SLUICE_FIELD(transport.faults.corrupt)),
+    fault_chance("transport.faults.truncate", "0", "Share of datagrams that are cut short.",
+                 SLUICE_FIELD(transport.faults.truncate)),
+    fault_chance("transport.faults.full", "0",
+                 "Chance, before each datagram, that the device says it is full and takes no more for now.",
+                 SLUICE_FIELD(transport.faults.full), 0.9),
+    Key{.name = "transport.faults.cut_out",
+        .kind = Kind::kTextList,
+        .default_value = "none",
+        .help = "Addresses to which nothing leaves (as in peers), or none.",
+        .field = SLUICE_FIELD(transport.faults.cut_out)},
+    Key{.name = "transport.faults.cut_into",
+        .kind = Kind::kTextList,
+        .default_value = "none",
+        .help = "Addresses from which nothing arrives, or none. One way alone makes a partition of which "
+                "one side knows nothing.",
+        .field = SLUICE_FIELD(transport.faults.cut_into)},
 
     Key{.name = "lanes",
         .kind = Kind::kCount,

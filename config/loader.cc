@@ -162,6 +162,8 @@ class Reader {
     for (const Key& key : keys()) {
       const std::string_view whole = key.name;
       full.emplace_back(whole);
+      if (const size_t dot = whole.rfind('.'); dot != std::string_view::npos)
+        full.emplace_back(whole.substr(0, dot));  // its section
       if (whole.starts_with(prefix)) {
         const std::string_view rest = whole.substr(prefix.size());
         siblings.emplace(rest.substr(0, rest.find_first_of(".[")));
@@ -205,7 +207,7 @@ class Reader {
           // What is not there has no place of its own.
           read_leaf(*key, entry.second, entry.second.IsNull() ? entry.first.Mark() : entry.second.Mark());
         }
-      } else if (prefix.empty() && is_section(name)) {
+      } else if (is_section(full)) {
         if (entry.second.IsMap()) {
           read_section(entry.second, full + ".");
         } else if (!entry.second.IsNull()) {  // a section whose keys are all commented out is empty

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <string_view>
 
 namespace sluice::config {
@@ -11,14 +12,34 @@ namespace {
 
 constexpr size_t kWidth = 110;
 
+// "transport.faults" of "transport.faults.loss"; empty at the top.
 std::string_view section_of(std::string_view name) {
-  const size_t dot = name.find('.');
+  const size_t dot = name.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
 }
 
 std::string_view leaf_of(std::string_view name) {
   const size_t dot = name.rfind('.');
   return dot == std::string_view::npos ? name : name.substr(dot + 1);
+}
+
+// Columns before the keys of a section.
+size_t indent_of(std::string_view section) {
+  return section.empty() ? 0 : 2 * (1 + static_cast<size_t>(std::count(section.begin(), section.end(), '.')));
+}
+
+// The lines that open `section` after `before`, each part that is not open yet with `start` in front.
+std::string open_section(std::string_view before, std::string_view section, std::string_view start) {
+  std::string out;
+  for (size_t end = 0; end != std::string_view::npos && !section.empty();) {
+    end = section.find('.', end == 0 ? 0 : end + 1);
+    const std::string_view part = section.substr(0, end);
+    const bool open =
+        before.starts_with(part) && (before.size() == part.size() || before[part.size()] == '.');
+    if (open) continue;
+    out += fmt::format("{}{}{}:\n", start, std::string(indent_of(section_of(part)), ' '), leaf_of(part));
+  }
+  return out;
 }
 
 // A scalar with quotes where YAML needs them.
@@ -96,10 +117,10 @@ std::string print_config(const Loaded& loaded) {
     const std::string& origin = loaded.origins[index++];
     if (key.kind == Kind::kPeers) continue;
     const std::string_view own_section = section_of(key.name);
-    if (own_section != section && !own_section.empty()) out += fmt::format("{}:\n", own_section);
+    out += open_section(section, own_section, "");
     section = own_section;
-    const std::string entry = fmt::format("{}{}: {}", own_section.empty() ? "" : "  ", leaf_of(key.name),
-                                          yaml_value(key, loaded.config));
+    const std::string entry = fmt::format("{}{}: {}", std::string(indent_of(own_section), ' '),
+                                          leaf_of(key.name), yaml_value(key, loaded.config));
     out += fmt::format("{:<48} # {}\n", entry, origin);
   }
   if (loaded.config.peers.empty()) return out;
@@ -142,13 +163,13 @@ std::string reference_yaml() {
       continue;
     }
     if (own_section != section) {
-      if (!own_section.empty()) out += fmt::format("\n{}:\n", own_section);
+      out += open_section(section, own_section, "\n");
       section = own_section;
     } else {
       out += "\n";
     }
     if (own_section.empty() && !out.ends_with("\n\n")) out += "\n";
-    const size_t indent = own_section.empty() ? 0 : 2;
+    const size_t indent = indent_of(own_section);
     out += comment(key.help, indent) + comment(annotation(key), indent);
     out += fmt::format("{}#{}: {}\n", std::string(indent, ' '), leaf_of(key.name), yaml_value(key, standard));
   }

@@ -283,6 +283,18 @@ std::vector<CrossProblem> cross_check(const Config& config) {
          fmt::format("{} is above exchange.op_timeout ({}): a bounded op would outlast an exact one",
                      format_duration(exchange.deadline), format_duration(exchange.op_timeout))});
   }
+  const auto& faults = config.transport.faults;
+  if (faults.any() && !faults.i_know) {
+    problems.push_back(
+        {"transport.faults.i_know",
+         "must be true when faults are on: they lose and damage datagrams on purpose; take them out, or "
+         "say that you know"});
+  }
+  if (faults.tail_min > faults.tail_max) {
+    problems.push_back({"transport.faults.tail_min",
+                        fmt::format("{} is above transport.faults.tail_max ({})",
+                                    format_duration(faults.tail_min), format_duration(faults.tail_max))});
+  }
   if (config.transport.port == 0 && config.lanes > 1) {
     problems.push_back(
         {"transport.port", "0 (any) works with one lane only: peers must know that lane l is at port + l"});

@@ -145,7 +145,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 enum class MessageType : uint32_t {
   kHello = 1,     // client: I am here, and want to take part in job NAME
   kWelcome = 2,   // daemon: my endpoint, my join nonce for this job
-  kRefuse = 3,    // daemon: code and text; the socket is closed after it
+  kRefuse = 3,    // daemon: code and text (a longer one besides, as a memfd); the socket is closed after it
   kJoin = 4,      // client: the view (memfd attached unless the daemon has `peers:`), my rank, sizes
   kJoined = 5,    // daemon: fds attached: control, submit, arena, one eventfd per lane
   kRegister = 6,  // kept for GPU memory

@@ -31,8 +31,22 @@ void PeerTable::drop(const port::Endpoint& endpoint) {
   }
 }
 
+namespace {
+
+// Without it the lane takes ordinary memory, which is slower and no reason to refuse a job.
+Mapping reserve_pool(const exchange::Settings& settings) {
+  auto pool = Mapping::reserve(settings.pool_bytes);
+  return pool.ok() ? std::move(*pool) : Mapping();
+}
+
+}  // namespace
+
 AttachedJob::AttachedJob(LaneJob job, PeerTable* peers, uint32_t lane_number, Micros now)
-    : id(job.id), lane_index(lane_number), lane(job.settings, now), nodes(std::move(job.nodes)) {
+    : id(job.id),
+      lane_index(lane_number),
+      pool(reserve_pool(job.settings)),
+      lane(job.settings, now, pool.data()),
+      nodes(std::move(job.nodes)) {
   for (uint32_t node = 0; node < nodes.size(); ++node) {
     handles.push_back(node == job.settings.self ? port::kUnknownPeer : peers->hold(nodes[node]));
   }

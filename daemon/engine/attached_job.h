@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/mapping.h"
 #include "daemon/engine/lane_worker.h"
 
 namespace sluice::daemon {
@@ -49,6 +50,7 @@ struct AttachedJob {
 
   uint64_t id;
   uint32_t lane_index;
+  Mapping pool;  // of the lane, in huge pages if possible
   exchange::Lane lane;
   std::vector<port::Endpoint> nodes;
   std::vector<port::PeerHandle> handles;  // by node; own: kUnknownPeer

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "config/units.h"
 #include "daemon/control/settings.h"
+#include "daemon/lifecycle/fault_injection.h"
 #include "daemon/lifecycle/port_owner.h"
 #include "daemon/metrics/exposition.h"
 #include "transport/port/endpoint.h"
@@ -105,6 +106,7 @@ std::string check_on_this_machine(const config::Config& config) {
   } else if (auto sealing = check_sealing(config, *choice); !sealing.ok()) {
     note(sealing.error());
   }
+  if (auto faults = fault_plan(config); !faults) note(faults.error());
   if (config.metrics.listen != "off" && !port::parse_endpoint(config.metrics.listen)) {
     problems += fmt::format("metrics.listen: '{}' is not address:port, such as 127.0.0.1:9477, nor off\n",
                             config.metrics.listen);
@@ -152,6 +154,16 @@ Result<void> Daemon::open_port(const config::Config& config) {
   auto opened = port::open_udp_port(options);
   if (!opened) return failure(opened.error().message);
   port_ = std::move(*opened);
+  auto faults = fault_plan(config);
+  if (!faults) return config_error(faults.error().message);
+  if (faults->any()) {  // its note says what is on, and is logged as a warning
+    port::FaultyOptions decoration;
+    decoration.plan = std::move(*faults);
+    decoration.plan.seed = fault_seed(decoration.plan.seed, choice->endpoint);
+    auto faulty = port::make_faulty_port(std::move(port_), std::move(decoration));
+    faulty_ = faulty.get();
+    port_ = std::move(faulty);
+  }
   facts_.interface = choice->interface;
   facts_.why = choice->reason;
   facts_.lanes = config.lanes;
@@ -315,8 +327,11 @@ std::vector<prometheus::MetricFamily> Daemon::metrics() {
     const std::lock_guard lock(config_mutex_);
     peer_series = config_->config.metrics.peer_series;
   }
+  port::FaultCounters faults;
+  if (faulty_ != nullptr) faults = faulty_->fault_counters();
   return metric_families({snapshot, stats, facts_, peer_series, ++scrapes_, monotonic_micros(),
-                          static_cast<double>(wall.tv_sec) + static_cast<double>(wall.tv_nsec) * 1e-9});
+                          static_cast<double>(wall.tv_sec) + static_cast<double>(wall.tv_nsec) * 1e-9,
+                          faulty_ != nullptr ? &faults : nullptr});
 }
 
 }  // namespace sluice::daemon

@@ -16,6 +16,7 @@
 #include "daemon/metrics/health.h"
 #include "daemon/metrics/server.h"
 #include "daemon/metrics/totals.h"
+#include "transport/port/faulty/faulty_port.h"
 #include "transport/port/port.h"
 
 namespace sluice::daemon {
@@ -68,6 +69,7 @@ class Daemon {
   NodeFacts facts_;
   UniqueFd wake_;
   std::unique_ptr<port::Port> port_;
+  const port::FaultyPort* faulty_ = nullptr;  // port_, when transport.faults are on
   std::vector<std::unique_ptr<port::Queue>> queues_;
   std::vector<std::unique_ptr<LaneWorker>> lanes_;
   std::unique_ptr<Totals> totals_;

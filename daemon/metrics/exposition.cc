@@ -202,6 +202,16 @@ void network(const Sources& from, Families* out) {
     Families::put(dropped, static_cast<double>(drops[reason] + from.snapshot.jobs.counters.drops[reason]),
                   {{"reason", wire::drop_name(static_cast<wire::Drop>(reason))}});
   }
+  if (from.faults != nullptr) {
+    MetricFamily& faults =
+        out->counter("sluice_faults_injected_total",
+                     "Faults that happened to datagrams on purpose (transport.faults), by kind.");
+    for (size_t kind = 0; kind < port::kFaults; ++kind) {
+      const auto fault = static_cast<port::Fault>(kind);
+      Families::put(faults, static_cast<double>(from.faults->total(fault)),
+                    {{"kind", port::fault_name(fault)}});
+    }
+  }
   MetricFamily& loops = out->counter("sluice_lane_loops_total", "Turns of each lane's loop.");
   for (size_t lane = 0; lane < from.snapshot.lanes.size(); ++lane) {
     Families::put(loops, static_cast<double>(from.snapshot.lanes[lane].loops),

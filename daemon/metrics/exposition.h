@@ -13,6 +13,7 @@
 #include "daemon/control/control.h"
 #include "daemon/control/facts.h"
 #include "daemon/metrics/totals.h"
+#include "transport/port/faulty/faulty_port.h"
 
 namespace sluice::daemon {
 
@@ -22,8 +23,9 @@ struct Sources {
   const NodeFacts& facts;
   uint32_t peer_series = 16;  // per job
   uint64_t scrapes = 0;
-  Micros now = 0;       // monotonic
-  double now_unix = 0;  // seconds, for timestamps
+  Micros now = 0;                               // monotonic
+  double now_unix = 0;                          // seconds, for timestamps
+  const port::FaultCounters* faults = nullptr;  // nullptr: none are injected
 };
 
 std::vector<prometheus::MetricFamily> metric_families(const Sources& sources);

@@ -1,5 +1,7 @@
 #include "lib/client/connection.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -36,9 +38,14 @@ Error channel_error(const Error& error, const std::string& doing) {
   return Error{code, doing + ": " + error.message};
 }
 
-Error refusal(const ipc::Message& message) {
-  const std::string text =
-      message.text[0] != '\0' ? message.text : status_name(static_cast<Status>(message.code));
+Error refusal(const ipc::Received& received) {
+  const ipc::Message& message = received.message;
+  std::string text = message.text[0] != '\0' ? message.text : status_name(static_cast<Status>(message.code));
+  if (received.fd_count == 1) {  // the whole of a text that does not fit the message
+    char whole[4096];
+    const ssize_t length = ::pread(received.fds[0].get(), whole, sizeof(whole), 0);
+    if (length > 0) text.assign(whole, static_cast<size_t>(length));
+  }
   return Error{error_of(message.code), "sluiced refused: " + text};
 }
 
@@ -50,7 +57,7 @@ Result<ipc::Received> answer(ipc::Channel& channel, ipc::MessageType wanted, con
   const ipc::Message& message = received->message;
   if (message.abi_version != ipc::kAbiVersion) return abi_error("", message.abi_version);
   const auto type = static_cast<ipc::MessageType>(message.type);
-  if (type == ipc::MessageType::kRefuse) return refusal(message);
+  if (type == ipc::MessageType::kRefuse) return refusal(*received);
   if (type == ipc::MessageType::kBye) {
     return Error{
         SLUICE_ERROR_DAEMON_LOST,

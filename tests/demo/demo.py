@@ -139,7 +139,8 @@ def summarize(name, ranks):
     first = ranks[0]
     reports = [rank["report"] for rank in ranks if "report" in rank]
     expected = sum(r["blocks_expected"] for r in reports)
-    missing = expected - sum(r["blocks_received"] for r in reports)
+    # Blocks of results that a rank did not get, and blocks of its own that are in no sum.
+    approximated = expected + sum(r["blocks_uncounted"] - r["blocks_received"] for r in reports)
     p50 = report.quantile(steps, 0.5)
     entry = {
         "name": name,
@@ -148,7 +149,7 @@ def summarize(name, ranks):
         "seconds_to_target": first["seconds_to_target"] and round(first["seconds_to_target"], 2),
         "accuracy": round(first["curve"][-1][2], 4),
         "bytes_sent": sum(rank["bytes_sent"] for rank in ranks),
-        "approximated_ratio": missing / expected if expected else 0.0,
+        "approximated_ratio": approximated / expected if expected else 0.0,
         "parameter_distance": max(max(rank["distances"]) for rank in ranks),
         "incomplete_ops": sum(r["incomplete"] for r in reports),
     }

@@ -200,6 +200,48 @@ TEST(Loader, TakesPrintableTextOnly) {
   }
 }
 
+// Faults are a section within a section, and must be meant.
+TEST(Loader, FaultsAreMeant) {
+  const Loaded loaded =
+      one("transport:\n  port: 9480\n  faults:\n    i_know: true\n    loss: 0.05\n    jitter: 2ms\n"
+          "    direction: both\n    cut_out: [10.0.0.1, 10.0.0.2]\n  gso: off\n");
+  ASSERT_TRUE(loaded.ok()) << loaded.problems_text();
+  const auto& faults = loaded.config.transport.faults;
+  EXPECT_EQ(faults.loss, 0.05);
+  EXPECT_EQ(faults.jitter, 2'000);
+  EXPECT_EQ(faults.direction, FaultDirection::kBoth);
+  EXPECT_EQ(faults.cut_out.size(), 2U);
+  EXPECT_FALSE(loaded.config.transport.gso);
+  EXPECT_FALSE(defaults().transport.faults.any());
+  const std::string printed = print_config(loaded);
+  EXPECT_NE(printed.find("transport:\n"), std::string::npos) << printed;
+  EXPECT_NE(printed.find("\n  faults:\n    i_know: true "), std::string::npos) << printed;
+  EXPECT_EQ(print_config(load_texts({{"s.yaml", printed}})).find("--set"), std::string::npos);
+  EXPECT_EQ(load_texts({{"p.yaml", printed}}).config.transport.faults.cut_out, faults.cut_out);
+
+  for (const char* fault : {"loss: 0.01", "burst_enter: 0.01", "latency: 1us", "jitter: 1us", "tail: 0.01",
+                            "reorder: 0.01", "duplicate: 0.01", "replay: 0.01", "corrupt: 0.01",
+                            "truncate: 0.01", "full: 0.01", "cut_out: 10.0.0.1", "cut_into: [10.0.0.1]"}) {
+    const std::string section = std::string("transport: {faults: {") + fault;
+    EXPECT_EQ(problem_of(section + "}}"),
+              "default: transport.faults.i_know: must be true when faults are on: they lose and damage "
+              "datagrams on "
+              "purpose; take them out, or say that you know");
+    EXPECT_TRUE(one(section + ", i_know: true}}").ok()) << fault;
+  }
+  EXPECT_TRUE(one("transport: {faults: {seed: 5, burst_leave: 0.5, direction: both}}").ok())
+      << "nothing is on";
+  EXPECT_EQ(problem_of("transport: {faults: {los: 0.1}}"),
+            "s.yaml:1:22: transport.faults.'los': no such key; did you mean 'loss'?");
+  EXPECT_EQ(problem_of("transport: {faults: 5}"),
+            "s.yaml:1:21: transport.faults: is a section with keys of its own, found a single value");
+  EXPECT_EQ(problem_of("faults: {loss: 1}"),
+            "s.yaml:1:1: 'faults': no such key; did you mean 'transport.faults'?");
+  EXPECT_EQ(problem_of("transport: {faults: {tail_min: 1s}}").substr(0, 32),
+            "s.yaml:1: transport.faults.tail_");
+  EXPECT_EQ(one("transport: {faults: {full: 1}}").problems.size(), 1U) << "nothing would ever leave";
+}
+
 TEST(Loader, SuggestsTheNearestName) {
   EXPECT_EQ(problem_of("transport:\n  prot: 9470\n"),
             "s.yaml:2:3: transport.'prot': no such key; did you mean 'port'?");

@@ -35,7 +35,7 @@ uint64_t minimum_pool_bytes(const Settings& settings) {
          Pool::unit_bytes(settings.payload, static_cast<uint32_t>(settings.members.size()));
 }
 
-LaneImpl::LaneImpl(const Settings& given, Micros now)
+LaneImpl::LaneImpl(const Settings& given, Micros now, std::byte* pool)
     : settings(given),
       job_id(wire::job_id(given.job)),
       epoch(wire::epoch_of(hash_of(given))),
@@ -45,11 +45,11 @@ LaneImpl::LaneImpl(const Settings& given, Micros now)
       events((2 * kWindow + 2 * kPendingOps) * std::max(1U, count_ranks(given, given.self))),
       traces(4 * kWindow),
       local_ranks_(count_ranks(given, given.self)),
-      own_ranks_(local_ranks_),
       sealer_(given.sealing, given.job, given.key, hash_of(given), static_cast<uint16_t>(given.self),
               given.members.at(given.self).join_nonce, given.lane),
       opener_(given.sealing, given.job, given.key, hash_of(given), given.members, given.lane),
-      pool_(std::max(given.pool_bytes, minimum_pool_bytes(given)), given.payload, n),
+      pool_(std::max(given.pool_bytes, minimum_pool_bytes(given)), given.payload, n,
+            given.pool_bytes >= minimum_pool_bytes(given) ? pool : nullptr),
       reserve_units_(largest_op_units(given)),
       rank_done_(local_ranks_, 0),
       next_submit_(local_ranks_, 0),
@@ -347,7 +347,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   }
   if (op->fingerprint != fingerprint || op->op_class != submission.op_class ||
       op->shard_blocks != shard_blocks || op->geometry.count != submission.count) {
-    if (op->describer == self)
+    if (op->held > 0)
       mismatch_here(op, submission, now);
     else
       mismatch(op, op->describer, now);
@@ -355,7 +355,14 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   }
 
   ++op->held;
-  if (first) first_admission(op, now);
+  if (first) {
+    first_admission(op, now);
+  } else if (!op->frozen && op->op_class == OpClass::kConsistent) {
+    // One rank more that may count for the quorum: the others hear of it with the next ANNOUNCE.
+    announced(op, self, !op->wholly_late, true, op->held, now);
+    op->announce_again = std::min(op->announce_again, now + kAgain);
+    op->wake_at(op->announce_again);
+  }
   if (failed) return true;
   if (!op->bounded) {
     receiver.bound = now + (op->op_class == OpClass::kExact && submission.deadline > 0 ? submission.deadline
@@ -570,7 +577,8 @@ bool LaneImpl::idle() const {
   return none;
 }
 
-Lane::Lane(const Settings& settings, Micros now) : impl_(std::make_unique<LaneImpl>(settings, now)) {}
+Lane::Lane(const Settings& settings, Micros now, std::byte* pool)
+    : impl_(std::make_unique<LaneImpl>(settings, now, pool)) {}
 Lane::~Lane() = default;
 Status Lane::submit(Micros now, const Submission& submission) { return impl_->submit(now, submission); }
 bool Lane::take_carry(Micros now, const Submission& what, std::byte* out) {

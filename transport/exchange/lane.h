@@ -167,7 +167,9 @@ struct Counters {
 
 class Lane {
  public:
-  explicit Lane(const Settings& settings, Micros now);
+  // `pool`: settings.pool_bytes of memory, 64-byte aligned, that outlives the lane (its owner can ask for huge pages);
+  // nullptr, or too little for the largest op: the lane takes memory of its own.
+  explicit Lane(const Settings& settings, Micros now, std::byte* pool = nullptr);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;

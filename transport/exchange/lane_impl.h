@@ -103,7 +103,7 @@ struct Repair {
 
 class LaneImpl {
  public:
-  LaneImpl(const Settings& settings, Micros now);
+  LaneImpl(const Settings& settings, Micros now, std::byte* pool);
 
   // --- lane.cc ---
   Status submit(Micros now, const Submission& submission);

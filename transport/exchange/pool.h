@@ -34,10 +34,17 @@ struct BlockMeta {
 
 class Pool {
  public:
-  Pool(uint64_t bytes, uint32_t payload, uint32_t nodes)
-      : nodes_(nodes), data_offset_(meta_bytes(nodes)), unit_bytes_(unit_bytes(payload, nodes)) {
+  // In `given`, which has `bytes` and is 64-byte aligned, or in memory of its own.
+  Pool(uint64_t bytes, uint32_t payload, uint32_t nodes, std::byte* given = nullptr)
+      : nodes_(nodes),
+        data_offset_(meta_bytes(nodes)),
+        unit_bytes_(unit_bytes(payload, nodes)),
+        memory_(given) {
     units_ = static_cast<uint32_t>(bytes / unit_bytes_);
-    memory_.reset(static_cast<std::byte*>(::operator new (unit_bytes_* units_ + 1, std::align_val_t{64})));
+    if (given == nullptr) {
+      own_.reset(static_cast<std::byte*>(::operator new (unit_bytes_* units_ + 1, std::align_val_t{64})));
+      memory_ = own_.get();
+    }
     free_.reserve(units_);
     for (uint32_t unit = units_; unit > 0; --unit) free_.push_back(unit - 1);
   }
@@ -60,7 +67,7 @@ class Pool {
     if (free_.empty()) return kNoUnit;
     const uint32_t unit = free_.back();
     free_.pop_back();
-    std::byte* start = memory_.get() + unit * unit_bytes_;
+    std::byte* start = memory_ + unit * unit_bytes_;
     new (start) BlockMeta[kUnitBlocks];
     std::memset(masks(unit), 0, nodes_ * sizeof(uint64_t));
     std::memset(early(unit), 0xff, nodes_ * sizeof(uint32_t));
@@ -71,14 +78,12 @@ class Pool {
     free_.push_back(unit);
   }
 
-  BlockMeta* blocks(uint32_t unit) {
-    return reinterpret_cast<BlockMeta*>(memory_.get() + unit * unit_bytes_);
-  }
+  BlockMeta* blocks(uint32_t unit) { return reinterpret_cast<BlockMeta*>(memory_ + unit * unit_bytes_); }
   // Which blocks of the unit (bit = block) each sender has delivered.
   uint64_t* masks(uint32_t unit) { return reinterpret_cast<uint64_t*>(blocks(unit) + kUnitBlocks); }
   // Exact: the unit that holds blocks of a sender which came before their turn; kNoUnit: none.
   uint32_t* early(uint32_t unit) { return reinterpret_cast<uint32_t*>(masks(unit) + nodes_); }
-  std::byte* data(uint32_t unit) { return memory_.get() + unit * unit_bytes_ + data_offset_; }
+  std::byte* data(uint32_t unit) { return memory_ + unit * unit_bytes_ + data_offset_; }
 
  private:
   struct Free {
@@ -88,7 +93,8 @@ class Pool {
   size_t data_offset_;
   size_t unit_bytes_;
   uint32_t units_ = 0;
-  std::unique_ptr<std::byte, Free> memory_;
+  std::unique_ptr<std::byte, Free> own_;
+  std::byte* memory_;
   std::vector<uint32_t> free_;
 };
 

@@ -1,8 +1,8 @@
 """A DDP training over Sluice, small enough to see that two machines work together.
 
-    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr 10.0.0.1 --master-port 29500 ddp.py
+    torchrun --nnodes 2 --node_rank 0 --nproc_per_node 1 --master_addr 10.0.0.1 --master_port 29500 ddp.py
 
-on the first machine, with --node-rank 1 on the second. Where there is no torchrun (Debian's python3-torch), it is
+on the first machine, with --node_rank 1 on the second. Where there is no torchrun (Debian's python3-torch), it is
 `python3 -m torch.distributed.run`. Without --gloo gradients travel by sluiced, with it by Gloo, for comparison.
 """
 import argparse

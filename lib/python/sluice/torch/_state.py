@@ -275,7 +275,8 @@ class State:
     def report(self):
         """What happened since the start, as a dict: ops, buckets, bytes (of gradients) and bytes_sent (datagrams of this
         node); round_ms and wait_ms (p50, p99, max, over the last 4,096 ops); incomplete, corrected; blocks_expected,
-        _received, _skipped, _uncounted (not in the sum), _repaired; approximated_ratio; late_ops, late_nodes,
+        _received, _skipped, _uncounted (own, not in the sum), _repaired; approximated_ratio (blocks of results that are
+        missing here, and own blocks that are in no sum, of those expected); late_ops, late_nodes,
         worst_nodes {node: how often it came last}; waits; resyncs, needs_resync; densified; tags {tag: parameters,
         elements, type, ops, incomplete, round_ms}."""
         self._speak()

@@ -81,7 +81,7 @@ class Stats:
             rounds, waits = list(self._rounds), list(self._waits)
             counts = dict(self.counts)
             expected, received = counts["blocks_expected"], counts["blocks_received"]
-            missing = expected - received
+            missing = expected - received + counts["blocks_uncounted"]
             return {
                 **counts,
                 "round_ms": {"p50": quantile(rounds, 0.5), "p99": quantile(rounds, 0.99),
