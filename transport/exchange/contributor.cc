@@ -14,7 +14,7 @@ void LaneImpl::first_admission(Op* op, Micros now) {
   // With its own shard closed the contribution comes too late for everybody: results only (section 7).
   op->wholly_late = op->lane_blocks > 0 && op->owner == Op::Owner::kClosed;
   if (op->wholly_late) ++counters.contributions_late;
-  announced(op, self, !op->wholly_late, true, static_cast<uint16_t>(own_ranks_), now);
+  announced(op, self, !op->wholly_late, true, op->held, now);
   for (uint32_t node = 0; node < n; ++node) {
     if (node != self)
       queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});

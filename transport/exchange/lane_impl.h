@@ -6,6 +6,7 @@
 //   receiver.cc     pulls, repair, results
 //   output.cc       poll_send: order of what is sent, headers, sealing
 //   peers.cc        PING, PONG, flow, loss of peers, aborts
+//   dispute.cc      ranks that do not agree what an op is
 #pragma once
 
 #include <string>
@@ -209,28 +210,29 @@ class LaneImpl {
   void queue_control(const Control& control);
   void queue_request(Op* op, uint32_t node, bool push, bool everything);
 
+  // --- dispute.cc ---
+  void mismatch(Op* op, uint32_t node, Micros now);
+  void mismatch_here(Op* op, const Submission& second, Micros now);
+  void dispute(Op* op, std::span<const uint32_t> named, const char* text, Micros now);
+  wire::Drop on_mismatch_abort(const wire::PacketView& packet, const wire::Abort& body, Micros now);
+  void describe_op(char* text, size_t size, const Op& op) const;
+
   // --- peers.cc ---
   wire::Drop on_ping(const wire::PacketView& packet, Micros now);
   wire::Drop on_pong(const wire::PacketView& packet, Micros now);
   wire::Drop on_abort(const wire::PacketView& packet, Micros now);
   void run_peers(Micros now);
   void remind(uint32_t node, Micros now);
-  void mismatch(Op* op, uint32_t node, Micros now);
-  void mismatch_here(Op* op, const Submission& second, Micros now);
-  void describe_submission(char* text, size_t size, const Submission& submission) const;
-  void speak_for(const Op& op);
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
-  void describe_op(char* text, size_t size, const Op& op) const;
 
   uint32_t local_ranks_;
-  uint32_t own_ranks_;
   wire::Sealer sealer_;
   wire::Opener opener_;
   Pool pool_;
   uint32_t reserve_units_;
   uint32_t base_ = 0;
-  uint32_t end_ = 0;  // no op from here on is open
+  uint32_t end_ = 0;                 // no op from here on is open
   std::vector<uint32_t> rank_done_;  // lowest op of each local rank without RESOLVED
   std::vector<uint32_t> next_submit_;
   std::vector<Fifo<Pending>> pending_;
@@ -250,6 +252,7 @@ class LaneImpl {
   uint16_t abort_named_[8] = {};
   uint16_t abort_named_count_ = 0;
   bool abort_op_known_ = false;
+  OpClass abort_class_ = OpClass::kExact;
   wire::Abort abort_body_;
   Micros mismatch_at_ = kNever;
   char mismatch_text_[320] = {};
