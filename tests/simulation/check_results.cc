@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "tests/simulation/hash.h"
@@ -295,7 +296,7 @@ void EventChecker::on_result(const Completion& c) {
   if ((state & kResult) != 0) violation(what + ": two RESULTs");
   state |= kResult;
   ++results_;
-  const bool exact = options_.program[c.op].op_class == OpClass::kExact;
+  const bool exact = options_.shape_for(c.rank, c.op).op_class == OpClass::kExact;
   bool allowed = c.status == Status::kOk || (c.status == Status::kIncomplete && !exact);
   if (options_.crash) allowed = allowed || c.status == Status::kPeerLost || c.status == Status::kAborted;
   if (options_.mismatch) allowed = allowed || c.status == Status::kMismatch || c.status == Status::kAborted;
@@ -343,7 +344,7 @@ void TimeChecker::on_result(const Completion& c) {
   constexpr Micros kAllowance = 5'000;
   const Micros took = c.now - c.submitted - c.paused;
   const Micros h = options_.hard_deadline;
-  const Micros bound = options_.program[c.op].op_class == OpClass::kExact
+  const Micros bound = options_.shape_for(c.rank, c.op).op_class == OpClass::kExact
                            ? c.lag + options_.op_timeout
                            : c.waited + h + options_.pull_patience * h;
   const std::string what =
@@ -397,8 +398,24 @@ void FailureChecker::on_result(const Completion& c) {
     violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " does not name node " +
               std::to_string(options_.crash_node) + ": " + c.text);
   }
-  if (options_.mismatch && c.status == Status::kMismatch && c.text.find("MISMATCH") == std::string::npos) {
-    violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + ": " + c.text);
+  if (options_.mismatch && c.status == Status::kMismatch) {
+    // "both sides printed": "1000 elements, tag 00000000000000ff"
+    const auto said = [&](const OpShape& shape) {
+      char words[64];
+      std::snprintf(words, sizeof words, "%s, %llu elements, tag %016llx", element_type_name(shape.type),
+                    static_cast<unsigned long long>(shape.count), static_cast<unsigned long long>(shape.tag));
+      return c.text.find(words) != std::string::npos;
+    };
+    both_sides_ =
+        both_sides_ || (said(options_.program[options_.mismatch_op]) && said(options_.mismatch_shape));
+    if (c.text.rfind("MISMATCH: ", 0) != 0 ||
+        c.text.find("op " + std::to_string(options_.mismatch_op) + " ") == std::string::npos) {
+      if (c.text.find("op " + std::to_string(options_.mismatch_op) + ":") == std::string::npos) {
+        violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " does not name op " +
+                  std::to_string(options_.mismatch_op) + ": " + c.text);
+      }
+    }
+    last_text_ = c.text;
   }
 }
 
@@ -429,6 +446,13 @@ void FailureChecker::at_end(const RunEnd& end) {
   // (Who reduces nothing may be done before it hears of another.)
   const bool empty =
       options_.mismatch && options_.program[options_.mismatch_op].count + options_.mismatch_shape.count == 0;
+  // The words of the other side may be lost, or come before an op is admitted here, or to another lane.
+  const auto& f = options_.plan.everywhere;
+  const bool calm = f.loss + f.corrupt + f.truncate + f.reorder + f.tail_probability == 0 &&
+                    options_.plan.rules.empty() && options_.plan.pauses.empty() &&
+                    options_.pool_ops >= exchange::kWindow && options_.lanes == 1;
+  if (options_.mismatch && !empty && calm && errors_ > 0 && !both_sides_)
+    violation("nobody prints both sides: " + last_text_);
   if (options_.mismatch && !empty && errors_ == 0 && end.finished)
     violation("nobody noticed that the shapes differ");
 }

@@ -117,6 +117,8 @@ class FailureChecker : public Checker {
   std::vector<Micros> first_;  // when each rank called the op in question
   uint64_t errors_ = 0;
   Micros last_error_ = 0;
+  bool both_sides_ = false;
+  std::string last_text_;
 };
 
 // I5: at the end every slot and page is back on every lane.

@@ -38,6 +38,8 @@ Cluster::Cluster(const Options& options, const Gradients& gradients,
       nodes_(options.nodes()),
       sent_(static_cast<size_t>(options.nodes()) * options.lanes) {
   SLUICE_ASSERT(options_.ranks() <= kMaxRanks);
+  network_.advance_to(options_.clock);
+  last_progress_ = options_.clock;
   ranks_.reserve(options_.ranks());
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     for (uint32_t local = 0; local < options_.ranks_of_node[node]; ++local) {
@@ -92,12 +94,6 @@ exchange::Settings Cluster::settings_for(uint32_t node, uint32_t lane) const {
   s.max_op_bytes = std::max<uint64_t>(options_.largest_op_bytes(), 4096);
   s.pool_bytes = options_.pool_ops * exchange::minimum_pool_bytes(s);
   return s;
-}
-
-const OpShape& Cluster::shape_for(uint32_t rank, uint32_t op) const {
-  if (options_.mismatch && rank == options_.mismatch_rank && op == options_.mismatch_op)
-    return options_.mismatch_shape;
-  return options_.program[op];
 }
 
 void Cluster::note(uint64_t a, uint64_t b) { facts_.hash = mix(mix(facts_.hash, a), b); }
@@ -447,7 +443,7 @@ RunFacts Cluster::run() {
 
   if (finished && all_at_rest() && !options_.crash && !options_.mismatch) everything_again();
   look_at_released(0);
-  facts_.virtual_us = network_.now();
+  facts_.virtual_us = network_.now() - options_.clock;
   facts_.network = network_.counters();
   RunEnd end;
   end.now = network_.now();

@@ -102,7 +102,6 @@ class Cluster {
     uint32_t first_lane = 0;  // rotates
   };
 
-  const OpShape& shape_for(uint32_t rank, uint32_t op) const;
   exchange::Settings settings_for(uint32_t node, uint32_t lane) const;
   void arrive(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
   void deliver(uint32_t from_node, uint32_t node, uint32_t lane, std::span<const std::byte> bytes,

@@ -60,6 +60,7 @@ struct Options {
   std::vector<double> slowness;  // factor on compute, per rank; empty: 1
 
   // --- the network ---
+  Micros clock = 1'000'000;  // when the run begins, on the clock of all nodes
   port::sim::FaultPlan plan;
   uint32_t burst = 8;   // packets that a node takes from a lane at a time
   double misroute = 0;  // a datagram also reaches a node that it was not sent to
@@ -81,6 +82,10 @@ struct Options {
     uint32_t all = 0;
     for (const uint32_t n : ranks_of_node) all += n;
     return all;
+  }
+  // What a rank calls.
+  const OpShape& shape_for(uint32_t rank, uint32_t op) const {
+    return mismatch && rank == mismatch_rank && op == mismatch_op ? mismatch_shape : program[op];
   }
   uint64_t largest_op_bytes() const;
 };

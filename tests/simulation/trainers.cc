@@ -43,7 +43,7 @@ bool Cluster::submit_ready(Rank* rank) {
   while (rank->next_op < options_.program.size() && rank->ready <= network_.now() &&
          rank->without_result < options_.in_flight && rank->without_resolved < exchange::kWindow) {
     const uint32_t op = rank->next_op;
-    const OpShape& shape = shape_for(rank->id, op);
+    const OpShape& shape = options_.shape_for(rank->id, op);
     Call& call = rank->calls[op];
     const size_t bytes = shape.count * element_size(shape.type);
     call.contribution.resize(bytes);

@@ -56,6 +56,7 @@ uint32_t LaneImpl::carry_limit(const TagState& tag) const {
 // An op that a peer opened: do our ranks owe something under its tag? Then this node contributes it, submit or not.
 void LaneImpl::look_for_debts(Op* op, Micros now) {
   if (!op->carries || op->local || op->owing) return;
+  uint16_t owing = 0;
   for (TagState& tag : tags_seen_) {
     // Under a loss scale what is owed can only be sent with a submit, which says the scale of the op.
     if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.loss_scale != 1.0F) continue;
@@ -69,10 +70,11 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
       op->trace.tag = tag.tag;
       set_bounds(op, size_class(tag.count * element_size(tag.type)));
     }
+    ++owing;
     op->owing = op->bounded;  // an op that warms up waits for every submit, which takes the debts along
   }
   if (!op->owing) return;
-  announced(op, self, true, false, static_cast<uint16_t>(own_ranks_), now);
+  announced(op, self, true, false, owing, now);
   announce_all(op);
   op->announce_again = now + kAgain;
   op->wake_at(op->announce_again);

@@ -13,7 +13,7 @@ using wire::Drop;
 void LaneImpl::first_admission(Op* op, Micros now) {
   // With its own shard closed the contribution comes too late for everybody: results only (section 7).
   op->wholly_late = op->lane_blocks > 0 && op->owner == Op::Owner::kClosed;
-  announced(op, self, !op->wholly_late && !op->frozen, true, static_cast<uint16_t>(own_ranks_), now);
+  announced(op, self, !op->wholly_late && !op->frozen, true, op->held, now);
   announce_all(op);
   op->announce_again = now + kAgain;
   op->wake_at(op->announce_again);

@@ -8,6 +8,7 @@
 //   receiver.cc     pulls, repair, results
 //   output.cc       poll_send: order of what is sent, headers, sealing
 //   peers.cc        PING, PONG, flow, loss of peers, aborts
+//   dispute.cc      ranks that do not agree what an op is
 #pragma once
 
 #include <string>
@@ -264,6 +265,12 @@ class LaneImpl {
   void settle_pulses();
   void ask_policy(uint32_t node, uint8_t number, Micros now);
   void measure(const Op& op, const Receiver& receiver, bool cut, Micros now);
+  // --- dispute.cc ---
+  void mismatch(Op* op, uint32_t node, Micros now);
+  void mismatch_here(Op* op, const Submission& second, Micros now);
+  void dispute(Op* op, std::span<const uint32_t> named, const char* text, Micros now);
+  wire::Drop on_mismatch_abort(const wire::PacketView& packet, const wire::Abort& body, Micros now);
+  void describe_op(char* text, size_t size, const Op& op) const;
 
   // --- peers.cc ---
   wire::Drop on_ping(const wire::PacketView& packet, Micros now);
@@ -272,16 +279,10 @@ class LaneImpl {
   void run_peers(Micros now);
   void remind(uint32_t node, Micros now);
   void hear_policy(uint32_t node, const wire::Ping& body, std::span<const std::byte> record);
-  void mismatch(Op* op, uint32_t node, Micros now);
-  void mismatch_here(Op* op, const Submission& second, Micros now);
-  void describe_submission(char* text, size_t size, const Submission& submission) const;
-  void speak_for(const Op& op);
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
-  void describe_op(char* text, size_t size, const Op& op) const;
 
   uint32_t local_ranks_;
-  uint32_t own_ranks_;
   wire::Sealer sealer_;
   wire::Opener opener_;
   uint64_t new_counter() { return last_counter_ = sealer_.next_counter(); }
@@ -320,6 +321,7 @@ class LaneImpl {
   uint16_t abort_named_[8] = {};
   uint16_t abort_named_count_ = 0;
   bool abort_op_known_ = false;
+  OpClass abort_class_ = OpClass::kExact;
   wire::Abort abort_body_;
   Micros mismatch_at_ = kNever;
   char mismatch_text_[320] = {};

@@ -93,7 +93,7 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       h = header(Type::kAnnounce, op);
       h.shard = static_cast<uint16_t>(Geometry::shard_of(control.node, op->seq, n));
       h.total = op->geometry.shard_blocks(h.shard);
-      h.ranks = static_cast<uint16_t>(own_ranks_);
+      h.ranks = op->frozen_ranks != 0 ? op->frozen_ranks : std::max<uint16_t>(op->held, 1);
       put(wire::Announce{
           .age_us = static_cast<uint32_t>(op->local ? now - op->trace.submitted : 0),
           .done = done,
@@ -119,11 +119,12 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       break;
     case Type::kAbort: {
       h = header(Type::kAbort, nullptr);
-      h.op_seq = control.op_seq;
+      h.op_seq = abort_op_;
       wire::Abort body;
       body.reason = static_cast<uint16_t>(abort_reason_);
       body.count = abort_named_count_;
       if (abort_op_known_) {
+        h.flags = static_cast<uint8_t>(static_cast<uint8_t>(abort_class_) << wire::kFlagClassShift);
         body.kind = abort_body_.kind;
         body.element_type = abort_body_.element_type;
         body.wire_type = abort_body_.wire_type;
@@ -170,7 +171,6 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       const uint32_t owner = control.push ? self : control.node;
       h.shard = static_cast<uint16_t>(Geometry::shard_of(owner, op->seq, n));
       h.total = control.push ? op->shard_blocks : op->geometry.shard_blocks(h.shard);
-      h.ranks = static_cast<uint16_t>(own_ranks_);
       put(wire::Request{.done = done, .base = base_});
       if (control.everything) break;
       const size_t bytes = request_bitmap(op, control, &h, payload + length, settings.payload - length);

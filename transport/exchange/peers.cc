@@ -125,89 +125,6 @@ void LaneImpl::name_node(char* text, size_t size, uint32_t node) const {
   std::snprintf(text + std::min(used, size - 2), size - std::min(used, size - 2), ")");
 }
 
-void LaneImpl::describe_submission(char* text, size_t size, const Submission& submission) const {
-  static constexpr const char* kClass[] = {"exact", "consistent", "best_effort"};
-  std::snprintf(text, size, "op %u, tag %016llx (%s %s %s, %llu elements)", submission.op_seq,
-                static_cast<unsigned long long>(submission.tag),
-                kClass[static_cast<int>(submission.op_class)],
-                submission.kind == ReduceKind::kMean ? "mean" : "sum", element_type_name(submission.type),
-                static_cast<unsigned long long>(submission.count));
-}
-
-// As the local ranks were asked for it.
-void LaneImpl::describe_op(char* text, size_t size, const Op& op) const {
-  for (const Receiver& receiver : op.receivers) {
-    if (receiver.state != Receiver::State::kNone) return describe_submission(text, size, receiver.submission);
-  }
-  std::snprintf(text, size, "op %u", op.seq);
-}
-
-// Ranks do not agree what this op is. Told to all at once; the ABORT carries what this node was asked to do.
-void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
-  if (failed || is_pulse(op->seq)) return;
-  char here[96], name[96], text[320];
-  name_node(name, sizeof name, node);
-  op->disputed |= op->local;
-  if (!op->local) {  // we cannot judge between two others: each of them will
-    if (node == op->describer || op->describer == self) return;
-    char other[96];
-    name_node(other, sizeof other, op->describer);
-    std::snprintf(
-        text, sizeof text,
-        "MISMATCH: op %u: %s and %s were asked for different collectives (shape, type, class or tag)",
-        op->seq, name, other);
-  } else {
-    describe_op(here, sizeof here, *op);
-    std::snprintf(text, sizeof text,
-                  "MISMATCH: here %s; %s was asked for another collective (shape, type, class or tag)", here,
-                  name);
-    speak_for(*op);
-  }
-  abort_op_ = op->seq;
-  // The other side's words make the message complete: wait for its ABORT a moment, not longer than the op may take.
-  if (mismatch_at_ != kNever) return;
-  mismatch_at_ = now + kRepairCap;
-  for (const Receiver& receiver : op->receivers) {
-    if (receiver.state == Receiver::State::kWait) mismatch_at_ = std::min(mismatch_at_, receiver.bound);
-  }
-  std::snprintf(mismatch_text_, sizeof mismatch_text_, "%s", text);
-  tell_all(Status::kMismatch, {});
-}
-
-// Two ranks of this node do not agree. Nobody else need be heard.
-void LaneImpl::mismatch_here(Op* op, const Submission& second, Micros now) {
-  op->disputed = true;
-  if (mismatch_at_ != kNever) return;
-  char first[112] = "", other[112];
-  for (const Receiver& receiver : op->receivers) {
-    if (receiver.state == Receiver::State::kNone || receiver.submission.local_rank == second.local_rank)
-      continue;
-    describe_submission(first, sizeof first, receiver.submission);
-    break;
-  }
-  describe_submission(other, sizeof other, second);
-  std::snprintf(mismatch_text_, sizeof mismatch_text_,
-                "MISMATCH: one rank of this node called %s, another %s", first, other);
-  mismatch_at_ = now;  // with the next tick, not in the middle of an admission
-  speak_for(*op);
-  abort_op_ = op->seq;
-  tell_all(Status::kMismatch, {});
-}
-
-// ABORTs say what the local ranks were asked for.
-void LaneImpl::speak_for(const Op& op) {
-  for (const Receiver& receiver : op.receivers) {
-    if (receiver.state == Receiver::State::kNone) continue;
-    const Submission& submission = receiver.submission;
-    abort_op_known_ = true;
-    abort_body_.kind = static_cast<uint8_t>(submission.kind);
-    abort_body_.element_type = abort_body_.wire_type = static_cast<uint8_t>(submission.type);
-    abort_body_.elements = submission.count;
-    abort_body_.tag = submission.tag;
-    return;
-  }
-}
-
 void LaneImpl::tell_all(Status reason, std::span<const uint32_t> named) {
   abort_reason_ = reason;
   abort_named_count_ = 0;
@@ -216,8 +133,7 @@ void LaneImpl::tell_all(Status reason, std::span<const uint32_t> named) {
     abort_named_[abort_named_count_++] = static_cast<uint16_t>(node);
   }
   for (uint32_t node = 0; node < n; ++node) {
-    if (node != self)
-      queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node), .op_seq = abort_op_});
+    if (node != self) queue_control({.type = Type::kAbort, .node = static_cast<uint16_t>(node)});
   }
 }
 
@@ -233,26 +149,7 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
   name_node(name, sizeof name, node);
   auto status = static_cast<Status>(body.reason);
   if (body.reason < 16 || body.reason > 22) status = Status::kAborted;
-  if (status == Status::kMismatch) {
-    // Both sides in one message, on both sides.
-    const Op* op = find(packet.header.op_seq);
-    char here[128] = "this op was not submitted yet";
-    if (op != nullptr && op->local) describe_op(here, sizeof here, *op);
-    const bool known = body.element_type < kElementTypes;
-    std::snprintf(text, sizeof text,
-                  "MISMATCH: here %s; %s was asked for op %u, tag %016llx (%s %s, %llu elements)", here, name,
-                  packet.header.op_seq, static_cast<unsigned long long>(body.tag),
-                  body.kind == 1 ? "mean" : "sum",
-                  known ? element_type_name(static_cast<ElementType>(body.element_type)) : "?",
-                  static_cast<unsigned long long>(body.elements));
-    if (op != nullptr && op->local && mismatch_at_ == kNever) {  // it must hear our side, too
-      abort_op_ = op->seq;
-      speak_for(*op);
-      tell_all(Status::kMismatch, {});
-    }
-    fail(now, Status::kMismatch, text, false);
-    return Drop::kNone;
-  }
+  if (status == Status::kMismatch) return on_mismatch_abort(packet, body, now);
   char about[96] = "";
   uint16_t first = wire::kNoSender;
   if (body.count > 0) {
