@@ -63,6 +63,7 @@ struct Peer {
   Micros last_heard = 0;
   Micros next_ping = 0;
   Micros last_abort = 0;
+  bool met = false;  // something of it has been heard
   bool suspect = false, lost = false;
   PeerState state;  // counters
 };
@@ -100,6 +101,7 @@ class LaneImpl {
   Status submit(Micros now, const Submission& submission);
   wire::Drop on_packet(Micros now, std::span<const std::byte> datagram);
   bool drained() const;
+  bool met() const { return strangers_ == 0; }
   bool idle() const;
 
   // --- timers.cc ---
@@ -226,7 +228,11 @@ class LaneImpl {
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
 
+  // --- lane.cc ---
+  Micros ping_interval(const Peer& peer) const;
+
   uint32_t local_ranks_;
+  uint32_t strangers_;  // peers that have not been met
   wire::Sealer sealer_;
   wire::Opener opener_;
   Pool pool_;

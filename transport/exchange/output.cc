@@ -147,7 +147,7 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
   }
   if (control.type == Type::kPing) peer.flow.probed(h.stamp, now);
   if (control.type != Type::kAbort && control.type != Type::kGone)
-    peer.next_ping = now + settings.peer_interval;
+    peer.next_ping = now + ping_interval(peer);
   ++out->count;
 }
 
