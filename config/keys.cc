@@ -234,14 +234,14 @@ const std::array kKeys = {
 
     Key{.name = "exchange.deadline",
         .kind = Kind::kDuration,
-        .default_value = "1s",
+        .default_value = "5s",
         .min = kMs,
         .max = 600 * kSecond,
         .reload = true,
-        .source = Source::kProtocol,
+        .source = Source::kJudgement,
         .help = "H: bound of a `consistent` op, counted from the moment half of the nodes take part. Half of "
-                "it is for "
-                "pushing, half for pulling. A client can set its own for a job or an op.",
+                "it is for pushing, half for pulling. What a rank sends after the first half is not counted and "
+                "lost, so leave room for the slowest one. A client can set its own for a job or an op.",
         .field = SLUICE_FIELD(exchange.deadline)},
     Key{.name = "exchange.op_timeout",
         .kind = Kind::kDuration,

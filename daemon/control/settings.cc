@@ -188,6 +188,9 @@ exchange::Settings make_settings(const config::Config& config, const NodeFacts& 
   settings.incast = exchange.incast;
   settings.flow_window = static_cast<uint32_t>(exchange.flow_window);
   settings.flow_window_min = static_cast<uint32_t>(exchange.flow_window_min);
+  // Half of what the kernel granted is payload; the rest is its bookkeeping (2,304 bytes for a datagram of 1,500).
+  settings.receive_budget =
+      static_cast<uint32_t>(std::clamp<uint64_t>(facts.receive_buffer / 2, 64 << 10, 64 << 20));
   settings.max_op_bytes = request.max_op_bytes;
   settings.pool_bytes = config.memory.job_pool;
   return settings;

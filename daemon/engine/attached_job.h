@@ -55,6 +55,7 @@ struct AttachedJob {
   std::vector<port::Endpoint> nodes;
   std::vector<port::PeerHandle> handles;  // by node; own: kUnknownPeer
   std::vector<AttachedClient> clients;    // by local rank
+  bool met_told = false;
   bool failure_told = false;
 
  private:

@@ -164,9 +164,7 @@ void LaneWorker::State::run_commands(Micros now) {
 void LaneWorker::State::run_command(Command& command, Micros now) {
   switch (command.kind) {
     case Command::Kind::kAttachJob: {
-      const uint64_t id = command.job->id;
       jobs.push_back(std::make_unique<AttachedJob>(std::move(*command.job), &peers, options.lane, now));
-      notify(Notice::Kind::kJobAttached, id);
       break;
     }
     case Command::Kind::kDetachJob: {
@@ -289,6 +287,10 @@ bool LaneWorker::State::deliver_events(Micros) {
     uint64_t who = 0;
     any |= job->deliver_events(&who, &wrong);
     if (wrong != nullptr) notify(Notice::Kind::kClientBroken, job->id, who, Status::kInvalid, wrong);
+    if (!job->met_told && job->lane.met()) {
+      job->met_told = true;
+      notify(Notice::Kind::kJobAttached, job->id);
+    }
     if (job->lane.failed() && !job->failure_told) {
       job->failure_told = true;
       notify(Notice::Kind::kJobFailed, job->id, 0, job->lane.failure(), job->lane.failure_text());

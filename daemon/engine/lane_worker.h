@@ -70,7 +70,7 @@ struct Command {
 
 struct Notice {
   enum class Kind : uint8_t {
-    kJobAttached,     // job_id
+    kJobAttached,     // job_id: attached here, and on this lane of all other nodes
     kJobDetached,     // job_id
     kClientDetached,  // job_id, client_id
     kClientBroken,    // job_id, client_id, text: it broke the rules of the rings; let it go

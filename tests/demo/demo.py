@@ -20,7 +20,7 @@ NODES = 4
 LINK = "1gbit"
 RUN_LIMIT_S = 200
 # steps: about 58 are one epoch at 256 images a rank. target: an accuracy that every run passes well before its end.
-FULL = {"steps": 96, "batch": 256, "eval_every": 8, "target": 0.82}
+FULL = {"steps": 80, "batch": 256, "eval_every": 8, "target": 0.82}
 QUICK = {"steps": 24, "batch": 256, "eval_every": 4, "target": 0.68}
 RUNS = ["gloo", "exact", "consistent"]
 

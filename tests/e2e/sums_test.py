@@ -49,6 +49,19 @@ def test_four_nodes(four_nodes):
         job.all("leave")
 
 
+def test_the_first_call_counts_everybody(four_nodes):
+    """No rank's join ends before all nodes can take its blocks. The call follows at once, without waiting for others."""
+    for _ in range(8):
+        with Job(four_nodes, [0, 1, 2, 3]) as job:
+            for rank, client in enumerate(job.ranks):
+                client.send(job.join_command(rank))
+                client.send("allreduce count=400000 class=consistent")
+            for client in job.ranks:
+                client.expect_ok("join")
+            assert_right(job.replies(), "the first call")
+            job.all("leave")
+
+
 def test_two_nodes_with_two_ranks_each(two_nodes):
     with Job(two_nodes, [0, 0, 1, 1]) as job:
         sweep(job, ["f32", "f16", "u8"])

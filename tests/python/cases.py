@@ -4,6 +4,7 @@ import os
 import pickle
 import time
 import warnings
+from unittest import mock
 
 import numpy
 import torch
@@ -61,7 +62,10 @@ def integers(rank, world, job, op_class="exact", dtype="float32", bucket_mb=25.0
     """Bit-exact means over several steps: before and after DDP rebuilds its buckets."""
     dtype = getattr(torch, dtype)
     model = Integers(SHAPES, dtype)
-    ddp = DDP(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=view)
+    # Gloo of 1.13 cannot broadcast bfloat16, which DDP's constructor does once; the parameters are equal already.
+    with mock.patch("torch.nn.parallel.distributed._sync_module_states") if dtype == torch.bfloat16 else \
+            contextlib.nullcontext():
+        ddp = DDP(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=view)
     with sluice.torch.State(job, op_class=op_class, max_bucket_bytes=max_bucket_bytes, deadline=deadline) as state:
         ddp.register_comm_hook(state, sluice.torch.hook)
         for step in range(steps):

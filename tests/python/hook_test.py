@@ -30,7 +30,7 @@ def pool(daemons):
 
 
 @pytest.mark.parametrize("op_class", ["exact", "consistent"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_integer_gradients_are_exact(pool, op_class, dtype):
     for report in pool.run("integers", op_class=op_class, dtype=dtype):
         assert report["incomplete"] == 0 and report["blocks_uncounted"] == 0

@@ -158,7 +158,7 @@ TEST(Refusals, OfNodesThatDifferNameBothSides) {
     Nodes nodes(1);
     nodes.start({"exchange.deadline=300ms"});
     const std::string text = two_that_differ(nodes);
-    EXPECT_TRUE(has(text, "other settings") && has(text, "deadline=1s")) << text;
+    EXPECT_TRUE(has(text, "other settings") && has(text, "deadline=5s")) << text;
   }
   {
     Nodes nodes(2);
@@ -239,7 +239,7 @@ TEST(Reload, AppliesWhatItCanAndSaysWhatItCannot) {
   auto done = nodes[0].reload(nodes.load(0, {"exchange.deadline=300ms", "lanes=1", "transport.gso=false"}));
   ASSERT_TRUE(done.ok()) << done.error().message;
   EXPECT_EQ(*done,
-            "changed exchange.deadline: 1s -> 300ms; NOT applied, these need a restart: transport.gso: true "
+            "changed exchange.deadline: 5s -> 300ms; NOT applied, these need a restart: transport.gso: true "
             "-> false");
   const auto value = [&](const std::string& name) {
     const nlohmann::json answer = nodes.ask(0, {{"request", "config"}});

@@ -141,7 +141,7 @@ std::string status_text(const json& answer, const Style& style) {
                                 text(answer, "version"), text(answer, "node"), number(answer, "protocol"),
                                 number(answer, "abi"), age(number(answer, "up_us")));
   out +=
-      fmt::format("address   {} {} ({}), {} lanes, sealing {}, receive buffer {}, datagrams up to {} bytes\n",
+      fmt::format("address   {} {} ({}), {} lane(s), sealing {}, receive buffer {}, datagrams up to {} bytes\n",
                   text(answer, "port"), text(answer, "endpoint"), text(answer, "interface"),
                   number(answer, "lanes"), text(answer, "sealing"),
                   bytes(number(answer, "receive_buffer_bytes")), number(answer, "largest_datagram_bytes"));

@@ -202,6 +202,9 @@ class Lane {
 
   // Ends every open op with this status and text, and all later ones at once; tells the other nodes unless `quietly`.
   void fail(Micros now, Status status, const char* text, bool quietly = false);
+  // True when every other node's lane has been heard, and so takes part: what is sent to it from now on is not lost for
+  // want of a receiver. From the start on it PINGs those that it has not heard, every few milliseconds.
+  bool met() const;
   bool failed() const;
   Status failure() const;
   const char* failure_text() const;

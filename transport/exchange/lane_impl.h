@@ -72,6 +72,7 @@ struct Peer {
   Micros next_ping = 0;
   Micros asked_policy = 0;
   Micros last_abort = 0;
+  bool met = false;  // something of it has been heard
   bool suspect = false, lost = false;
   PeerState state;  // counters
 };
@@ -110,6 +111,7 @@ class LaneImpl {
   Status submit(Micros now, const Submission& submission);
   wire::Drop on_packet(Micros now, std::span<const std::byte> datagram);
   bool drained() const;
+  bool met() const { return strangers_ == 0; }
   bool idle() const;
 
   // --- timers.cc ---
@@ -282,7 +284,11 @@ class LaneImpl {
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
 
+  // --- lane.cc ---
+  Micros ping_interval(const Peer& peer) const;
+
   uint32_t local_ranks_;
+  uint32_t strangers_;  // peers that have not been met
   wire::Sealer sealer_;
   wire::Opener opener_;
   uint64_t new_counter() { return last_counter_ = sealer_.next_counter(); }

@@ -195,8 +195,7 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
     packet.tag = tag;
   }
   if (control.type == Type::kPing) peer.flow.probed(h.stamp, now);
-  if (control.type != Type::kAbort && control.type != Type::kGone)
-    peer.next_ping = now + settings.peer_interval;
+  if (control.type != Type::kAbort && control.type != Type::kGone) peer.next_ping = now + ping_interval(peer);
   ++out->count;
 }
 

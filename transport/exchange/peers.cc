@@ -74,7 +74,7 @@ void LaneImpl::run_peers(Micros now) {
     Peer& peer = peers[node];
     if (node == self || peer.lost) continue;
     if (peer.next_ping <= now) {
-      peer.next_ping = now + settings.peer_interval;
+      peer.next_ping = now + ping_interval(peer);
       queue_control({.type = Type::kPing, .node = static_cast<uint16_t>(node)});
     }
     if (peer.flow.deadline() <= now) {

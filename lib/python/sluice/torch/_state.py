@@ -151,9 +151,8 @@ class State:
         if dtype is None:
             raise InvalidArgument(f"sluice: gradients of type {tensor.dtype} ({self._names.describe(parameters)}) cannot be "
                                   f"averaged; {', '.join(sorted(TYPES.values()))} can")
-        future, _ = self._start(engine, tensor, tensor, self._names.tag(parameters, tensor), parameters, is_last,
-                                lambda: tensor)
-        return future
+        tag = self._names.tag(parameters, tensor)
+        return self._start(engine, tensor, tensor, tag, parameters, is_last, lambda: tensor)
 
     def _reduce_sparse(self, engine, tensor, parameters, is_last):
         if self._stats.counts["densified"] == 0:
@@ -165,9 +164,8 @@ class State:
             raise InvalidArgument(f"sluice: sparse gradients of type {tensor.dtype} cannot be averaged")
         tag = self._names.tag(parameters, tensor)
         dense = densify(tensor)
-        future, work = self._start(engine, dense, dense, tag, parameters, is_last,
-                                   lambda: sparsify(dense, tensor.shape, tensor.sparse_dim()))
-        return future
+        return self._start(engine, dense, dense, tag, parameters, is_last,
+                           lambda: sparsify(dense, tensor.shape, tensor.sparse_dim()))
 
     def _start(self, engine, source, target, tag, parameters, is_last, value):
         """Sends flat tensor `source`; the mean ends up in `target`, and the future completes with value()."""
@@ -192,7 +190,7 @@ class State:
 
         work = Work(host.data_ptr(), nbytes, finish, keep=(host, target))
         engine.submit(work, source.numel(), dtype, tags, cuts, described, scale)
-        return done.then(lambda _: _value_of(work, value)), work
+        return done.then(lambda _: _value_of(work, value))
 
     def _start_cuda(self, engine, source, target, what, value):
         from ._cuda import Stager
@@ -221,7 +219,7 @@ class State:
             engine.submit(holder, staging.numel(), dtype, tags, cuts, described, scale)
 
         stager.stage(source.detach().view(-1), submission)
-        return done.then(lambda _: _value_of(holder, value)), holder
+        return done.then(lambda _: _value_of(holder, value))
 
     def _scale(self, is_last):
         """The loss scale; asked for once per backward, because a GPU's GradScaler synchronises for it."""
