@@ -1,5 +1,6 @@
 // The lane's inside. One class, cut by concern into files:
 //   lane.cc         construction, submit and admission, packets in, done and base
+//   facts.cc        events, counters, the outside of the class
 //   timers.cc       repairs and reminders, deadlines
 //   owner.cc        announcements, summing, closing, finishing blocks
 //   contributor.cc  freezing and pushing, answers to requests for pushes
