@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/numeric/numeric.h"
 #include "transport/exchange/lane_impl.h"
 
 namespace sluice::exchange {
