@@ -121,7 +121,8 @@ class RawClient:
         fd = os.memfd_create("view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.write(fd, self.view() if blob is None else blob)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+            if sealed:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
             values = {"type": JOIN, "job": self.job, "rank": 0, "world_size": 1, "local_ranks": 1,
                       "lanes": self.welcome["lanes"], "payload": self.welcome["payload"], "arena_bytes": arena,
                       "max_op_bytes": max_op, "join_nonce": self.welcome["join_nonce"], "text": key,

@@ -203,7 +203,7 @@ def test_sigterm_stops_in_time_and_tells_the_clients(busy):
 
 def test_one_rank_is_late_and_named():
     """Complaint number one of the field: which rank?"""
-    with Cluster(2, settings={"exchange": {"rank_timeout": "1500ms", "op_timeout": "1500ms"}}) as cluster:
+    with Cluster(2, settings={"exchange": {"rank_timeout": "1500ms", "op_timeout": "1500ms", "deadline": "1s"}}) as cluster:
         cluster.start()
         with Job(cluster, [0, 1]) as job:
             job.join()

@@ -17,10 +17,11 @@ def drops(daemon):
     """Dropped datagrams by reason, over all lanes."""
     found = {}
     for name, value in daemon.metrics().items():
-        if name.startswith("sluice_dropped_packets_total"):
+        if name.startswith("sluice_packets_dropped_total"):
             labels = dict(part.split("=", 1) for part in name[name.index("{") + 1:-1].split(","))
             reason = labels["reason"].strip('"')
             found[reason] = found.get(reason, 0) + value
+    assert len(found) > 10, "no counters of dropped datagrams in /metrics"
     return found
 
 
