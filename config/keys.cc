@@ -239,9 +239,10 @@ const std::array kKeys = {
         .max = 600 * kSecond,
         .reload = true,
         .source = Source::kJudgement,
-        .help = "H: bound of a `consistent` op, counted from the moment half of the nodes take part. Half of "
-                "it is for pushing, half for pulling. What a rank sends after the first half is not counted and "
-                "lost, so leave room for the slowest one. A client can set its own for a job or an op.",
+        .help =
+            "H: bound of a `consistent` op, counted from the moment half of the nodes take part. Half of "
+            "it is for pushing, half for pulling. What a rank sends after the first half is not counted and "
+            "lost, so leave room for the slowest one. A client can set its own for a job or an op.",
         .field = SLUICE_FIELD(exchange.deadline)},
     Key{.name = "exchange.op_timeout",
         .kind = Kind::kDuration,

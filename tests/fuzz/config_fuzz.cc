@@ -12,10 +12,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace sluice::config;
   const Loaded loaded = load_texts({{"f.yaml", std::string(reinterpret_cast<const char*>(data), size)}});
   SLUICE_ASSERT(loaded.origins.size() == keys().size());
-  for (const Problem& problem : loaded.problems) SLUICE_ASSERT(!problem.what.empty() && !problem.where.empty());
+  for (const Problem& problem : loaded.problems)
+    SLUICE_ASSERT(!problem.what.empty() && !problem.where.empty());
   if (!loaded.ok()) return 0;
   const Loaded again = load_texts({{"p.yaml", print_config(loaded)}});
   SLUICE_ASSERT(again.ok());
-  for (const Key& key : keys()) SLUICE_ASSERT(format_value(key, loaded.config) == format_value(key, again.config));
+  for (const Key& key : keys())
+    SLUICE_ASSERT(format_value(key, loaded.config) == format_value(key, again.config));
   return 0;
 }

@@ -140,11 +140,11 @@ std::string status_text(const json& answer, const Style& style) {
   std::string out = fmt::format("sluiced {} on node {} (protocol {}, ABI {}), up {}\n",
                                 text(answer, "version"), text(answer, "node"), number(answer, "protocol"),
                                 number(answer, "abi"), age(number(answer, "up_us")));
-  out +=
-      fmt::format("address   {} {} ({}), {} lane(s), sealing {}, receive buffer {}, datagrams up to {} bytes\n",
-                  text(answer, "port"), text(answer, "endpoint"), text(answer, "interface"),
-                  number(answer, "lanes"), text(answer, "sealing"),
-                  bytes(number(answer, "receive_buffer_bytes")), number(answer, "largest_datagram_bytes"));
+  out += fmt::format(
+      "address   {} {} ({}), {} lane(s), sealing {}, receive buffer {}, datagrams up to {} bytes\n",
+      text(answer, "port"), text(answer, "endpoint"), text(answer, "interface"), number(answer, "lanes"),
+      text(answer, "sealing"), bytes(number(answer, "receive_buffer_bytes")),
+      number(answer, "largest_datagram_bytes"));
   if (const std::string why = text(answer, "why_interface"); !why.empty())
     out += fmt::format("          {}\n", why);
   if (const std::string note = text(answer, "port_note"); !note.empty())

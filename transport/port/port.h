@@ -61,7 +61,7 @@ struct RxPacket {
   PeerHandle peer = kUnknownPeer;
   Endpoint source;
   bool congestion_experienced = false;  // ECN CE
-  uint64_t token = 0;                   // the port's own, top bit 0 (decorators use it); give it back unchanged
+  uint64_t token = 0;  // the port's own, top bit 0 (decorators use it); give it back unchanged
 };
 
 struct Capabilities {
