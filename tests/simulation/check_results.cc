@@ -250,6 +250,9 @@ void ResultChecker::finish(uint32_t op, Book* book) {
       }
       const bool skip = book->whole[block] && book->counted[block].none();
       if (!book->counted[block][r]) ++uncounted;
+      // More than 31 nodes are missing: the verdict is "ask", and who has not asked takes it for the worse.
+      const FrozenChecker::Verdict* verdict = wire_->verdict(op, block);
+      if (book->counted[block][r] && verdict != nullptr && verdict->flags == wire::kFlagRow) ++unknown;
       if (!missing && skip) ++skipped;
       if (missing && skip) ++unknown;  // zero either way, where not all ranges were listed
       if (!book->whole[block]) ++unknown;
@@ -272,7 +275,7 @@ void ResultChecker::finish(uint32_t op, Book* book) {
 
 void ResultChecker::at_end(const RunEnd& end) {
   for (auto& [op, book] : books_) {
-    if (book.resolved < options_.ranks() && end.finished && !options_.crash && !options_.mismatch) {
+    if (book.resolved < options_.ranks() && end.finished && !options_.ends_early()) {
       violation("op " + std::to_string(op) + " is not resolved on all ranks");
     }
   }
@@ -299,6 +302,7 @@ void EventChecker::on_result(const Completion& c) {
   const bool exact = options_.shape_for(c.rank, c.op).op_class == OpClass::kExact;
   bool allowed = c.status == Status::kOk || (c.status == Status::kIncomplete && !exact);
   if (options_.crash) allowed = allowed || c.status == Status::kPeerLost || c.status == Status::kAborted;
+  if (options_.abort) allowed = allowed || c.status == Status::kAborted;
   if (options_.mismatch) allowed = allowed || c.status == Status::kMismatch || c.status == Status::kAborted;
   if (!allowed) {
     violation(what + ": " + status_name(c.status) + " at " + std::to_string(c.now) + " us: " + c.text);
@@ -343,10 +347,12 @@ void EventChecker::at_end(const RunEnd& end) {
 void TimeChecker::on_result(const Completion& c) {
   constexpr Micros kAllowance = 5'000;
   const Micros took = c.now - c.submitted - c.paused;
-  const Micros h = options_.hard_deadline;
-  const Micros bound = options_.shape_for(c.rank, c.op).op_class == OpClass::kExact
-                           ? c.lag + options_.op_timeout
-                           : c.waited + h + options_.pull_patience * h;
+  const OpShape& shape = options_.shape_for(c.rank, c.op);
+  const bool exact = shape.op_class == OpClass::kExact;
+  const Micros given = shape.deadline != 0 ? shape.deadline
+                       : exact             ? options_.op_timeout
+                                           : options_.hard_deadline;
+  const Micros bound = exact ? c.lag + given : c.waited + given * (1 + options_.pull_patience);
   const std::string what =
       "op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " (" + status_name(c.status) + ")";
   if (took > bound + kAllowance) {
@@ -376,7 +382,7 @@ void HealChecker::on_heal(Micros /*now*/, uint32_t last_op_submitted) {
 void HealChecker::on_result(const Completion& c) {
   // An owner whose pool is full cannot take part in an op: the others may find it incomplete, well network or not.
   if (options_.pool_ops < exchange::kWindow) return;
-  if (c.op >= first_ok_ && c.status != Status::kOk && !options_.crash && !options_.mismatch) {
+  if (c.op >= first_ok_ && c.status != Status::kOk && !options_.ends_early()) {
     violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " is " +
               status_name(c.status) + " though the network is well since op " + std::to_string(last_before_));
   }
@@ -420,10 +426,11 @@ void FailureChecker::on_result(const Completion& c) {
 }
 
 void FailureChecker::at_end(const RunEnd& end) {
-  if (!options_.crash && !options_.mismatch) return;
+  if (!options_.ends_early()) return;
   constexpr Micros kAllowance = 1'000'000;
   const Micros lost_after = std::max(options_.peer_timeout, 20 * options_.peer_interval);
   Micros known = options_.crash_at + lost_after;  // by then somebody knows, and tells the others
+  if (options_.abort) known = options_.abort_at;
   if (options_.mismatch) {
     known = 0;
     for (const Micros first : first_) known = std::max(known, first == kNever ? 0 : first);

@@ -1,5 +1,7 @@
 #include "tests/simulation/check_wire.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "tests/simulation/hash.h"
@@ -136,6 +138,42 @@ void FrozenChecker::pull(const Sent& sent, uint64_t block, Book* book) {
   if (count > 0) {
     std::memcpy(verdict.not_counted.data(), sent.payload.data() + values + sizeof count,
                 count * sizeof count);
+  }
+}
+
+QuorumChecker::QuorumChecker(const Options& options, Violations* violations)
+    : Checker(violations),
+      options_(options),
+      ranks_(options.program.size(), 0),
+      nodes_(options.program.size(), std::vector<bool>(options.nodes(), false)),
+      pulling_(nodes_) {
+  for (uint32_t node = 0; node < options.nodes(); ++node) {
+    node_of_rank_.insert(node_of_rank_.end(), options.ranks_of_node[node], node);
+  }
+}
+
+void QuorumChecker::on_submit(Micros /*now*/, uint32_t rank, uint32_t op, Status /*answer*/) {
+  ++ranks_[op];
+  nodes_[op][node_of_rank_[rank]] = true;
+}
+
+void QuorumChecker::on_sent(const Sent& sent) {
+  const uint32_t op = sent.header.op_seq;
+  if (static_cast<Type>(sent.header.type) != Type::kPull || op >= ranks_.size() || pulling_[op][sent.node])
+    return;
+  pulling_[op][sent.node] = true;
+  if (options_.mismatch && op == options_.mismatch_op) return;
+  const auto nodes = static_cast<uint32_t>(std::count(nodes_[op].begin(), nodes_[op].end(), true));
+  const bool exact = options_.program[op].op_class == OpClass::kExact;
+  const uint32_t least_nodes = exact ? options_.nodes() : (options_.nodes() + 1) / 2;
+  const uint32_t least_ranks =
+      exact ? options_.ranks()
+            : static_cast<uint32_t>(std::ceil(options_.min_contribution * options_.ranks()));
+  if (!exact && nodes == options_.nodes()) return;  // "all in" closes as well, whatever the number of ranks
+  if (nodes < least_nodes || ranks_[op] < least_ranks) {
+    violation("node " + std::to_string(sent.node) + " closed op " + std::to_string(op) + " at " +
+              std::to_string(sent.now) + " us, when " + std::to_string(ranks_[op]) + " ranks on " +
+              std::to_string(nodes) + " nodes had called it");
   }
 }
 

@@ -56,6 +56,23 @@ class FrozenChecker : public Checker {
   std::map<uint32_t, Book> books_;
 };
 
+// Nobody closes for a minority (protocol, section 4, t_q): when an owner sends its first PULL of an op, half of the nodes
+// have called it, with min_contribution of the ranks; all of them in an exact op.
+class QuorumChecker : public Checker {
+ public:
+  QuorumChecker(const Options& options, Violations* violations);
+  const char* name() const override { return "quorum"; }
+  void on_submit(Micros now, uint32_t rank, uint32_t op, Status answer) override;
+  void on_sent(const Sent& sent) override;
+
+ private:
+  const Options& options_;
+  std::vector<uint32_t> node_of_rank_;
+  std::vector<uint32_t> ranks_;             // that have called each op
+  std::vector<std::vector<bool>> nodes_;    // of which one rank has
+  std::vector<std::vector<bool>> pulling_;  // owners that have sent a PULL
+};
+
 // I7: what was not sent by a member is dropped, and each drop has a reason that is counted.
 class DropChecker : public Checker {
  public:

@@ -414,6 +414,7 @@ RunFacts Cluster::run() {
       next = std::min(next, std::max(node.wake, until));
     }
     if (options_.crash && !nodes_[options_.crash_node].crashed) next = std::min(next, options_.crash_at);
+    if (options_.abort && !aborted_) next = std::min(next, options_.abort_at);
     if (next == kNever) break;
     next = std::max(next, network_.now());
     network_.advance_to(next);
@@ -422,6 +423,13 @@ RunFacts Cluster::run() {
       nodes_[options_.crash_node].crashed = true;
       last_progress_ = now;
       if (verbose_) std::printf("%10lld node %u crashes\n", static_cast<long long>(now), options_.crash_node);
+    }
+    if (options_.abort && !aborted_ && now >= options_.abort_at) {
+      aborted_ = true;
+      nodes_[options_.abort_node].lanes[0]->fail(now, Status::kAborted,
+                                                 "ABORTED: the client of a rank has died");
+      nodes_[options_.abort_node].touched = true;
+      last_progress_ = now;
     }
     for (uint32_t index = 0; index < nodes_.size(); ++index) {
       Node& node = nodes_[index];
@@ -432,7 +440,7 @@ RunFacts Cluster::run() {
     if (!finished && all_resolved()) {
       finished = true;
       finished_at = now;
-      if (!healed_ && !options_.crash) heal();
+      if (!healed_ && !options_.crash && !options_.abort) heal();
     }
     if (finished && (all_at_rest() || now > finished_at + kRest)) break;
     // While faults last only rank_timeout bounds a wait; afterwards a few rounds must do.
@@ -441,7 +449,7 @@ RunFacts Cluster::run() {
     if (!finished && now > last_progress_ + patience) break;
   }
 
-  if (finished && all_at_rest() && !options_.crash && !options_.mismatch) everything_again();
+  if (finished && all_at_rest() && !options_.ends_early()) everything_again();
   look_at_released(0);
   facts_.virtual_us = network_.now() - options_.clock;
   facts_.network = network_.counters();

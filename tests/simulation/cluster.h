@@ -143,6 +143,7 @@ class Cluster {
   bool verbose_ = false;
   uint32_t watched_op_ = kNoOp;
   bool healed_ = false;
+  bool aborted_ = false;
   Micros last_progress_ = 0;
   uint32_t furthest_ = 0;  // ops called by the rank that is ahead
   std::vector<std::byte> scratch_;

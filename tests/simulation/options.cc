@@ -20,9 +20,9 @@ const char* class_name(OpClass op_class) {
 }
 
 std::string describe(const OpShape& shape) {
-  return fmt::format("{} {} {} x {}", class_name(shape.op_class),
+  return fmt::format("{} {} {} x {}{}", class_name(shape.op_class),
                      shape.kind == ReduceKind::kSum ? "sum" : "mean", element_type_name(shape.type),
-                     shape.count);
+                     shape.count, shape.deadline == 0 ? "" : fmt::format(" within {} us", shape.deadline));
 }
 
 }  // namespace
@@ -54,6 +54,7 @@ std::string describe(const Options& o) {
   text += fmt::format("  misroute {:.4f}, forge {:.4f}, burst {}, heals at {} of the program\n", o.misroute,
                       o.forge, o.burst, o.heal_at);
   if (o.crash) text += fmt::format("  node {} crashes at {} us\n", o.crash_node, o.crash_at);
+  if (o.abort) text += fmt::format("  node {} ends the job at {} us\n", o.abort_node, o.abort_at);
   if (o.mismatch) {
     text += fmt::format("  rank {} calls op {} as {} (tag {:x})\n", o.mismatch_rank, o.mismatch_op,
                         describe(o.mismatch_shape), o.mismatch_shape.tag);

@@ -19,6 +19,7 @@ struct OpShape {
   ReduceKind kind = ReduceKind::kSum;
   OpClass op_class = OpClass::kExact;
   uint64_t tag = 0;
+  Micros deadline = 0;  // H or T of this op; 0: the job's
 };
 
 struct Options {
@@ -72,6 +73,9 @@ struct Options {
   bool crash = false;  // one node stops for good ...
   uint32_t crash_node = 0;
   Micros crash_at = 0;
+  bool abort = false;  // a node ends the job (its client has died)
+  uint32_t abort_node = 0;
+  Micros abort_at = 0;
   bool mismatch = false;  // one rank calls an op with another shape
   uint32_t mismatch_rank = 0;
   uint32_t mismatch_op = 0;
@@ -87,6 +91,7 @@ struct Options {
   const OpShape& shape_for(uint32_t rank, uint32_t op) const {
     return mismatch && rank == mismatch_rank && op == mismatch_op ? mismatch_shape : program[op];
   }
+  bool ends_early() const { return crash || abort || mismatch; }
   uint64_t largest_op_bytes() const;
 };
 

@@ -278,6 +278,26 @@ TEST_F(CheckerTest, APullThatChangesIsFound) {
   EXPECT_NE(found().find("with another value or verdict than before"), std::string::npos) << found();
 }
 
+TEST_F(CheckerTest, AMinorityThatClosesIsFound) {
+  QuorumChecker checker(options_, &violations_);
+  Sent sent;
+  sent.node = 1;
+  sent.header.type = static_cast<uint8_t>(wire::Type::kPull);
+  checker.on_submit(0, 1, 0, Status::kOk);
+  checker.on_submit(0, 2, 0, Status::kOk);
+  checker.on_sent(sent);  // two of three
+  EXPECT_EQ(violations_.count(), 0U) << found();
+  sent.header.op_seq = 1;  // exact
+  checker.on_submit(0, 1, 1, Status::kOk);
+  checker.on_submit(0, 2, 1, Status::kOk);
+  checker.on_sent(sent);
+  EXPECT_EQ(violations_.count(), 1U) << found();
+  sent.header.op_seq = 2;
+  checker.on_submit(0, 1, 2, Status::kOk);
+  checker.on_sent(sent);
+  EXPECT_EQ(violations_.count(), 2U) << found();
+}
+
 TEST_F(CheckerTest, ADatagramThatNobodySentMustBeDropped) {
   options_.sealing = wire::Sealing::kAuth;
   DropChecker checker(options_, &violations_);
@@ -351,6 +371,7 @@ TEST(Run, ADeadlockIsFound) {
   for (OpShape& shape : options.program) {
     shape.op_class = OpClass::kExact;
     shape.count = 1000;
+    shape.deadline = 0;
   }
   options.heal_at = 2;
   const auto no_push_of_0 = [](const wire::Header& header, uint32_t from, uint32_t, void*) {

@@ -81,6 +81,7 @@ void draw_program(Random* random, Options* options) {
     const OpClass op_class = random->chance(exact_share) ? OpClass::kExact : OpClass::kConsistent;
     OpShape shape = draw_shape(random, *options, op_class);
     if (tiny) shape.count %= 3 * wire::elements_per_block(options->payload, shape.type);
+    if (random->chance(0.1)) shape.deadline = -1;  // one of its own, once H is known
     packets += packets_of(*options, shape);
     options->program.push_back(shape);
     if (packets > kPacketBudget && options->program.size() >= 8) break;
@@ -111,7 +112,7 @@ void draw_job(Random* random, Options* options) {
   const auto nodes = random->pick<uint32_t>({1, 2, 2, 3, 3, 3, 5, 5, 8, 8, 16});
   options->ranks_of_node.assign(nodes, 1);
   if (random->chance(0.3)) {
-    for (uint32_t& ranks : options->ranks_of_node) ranks = random->chance(0.6) ? 2 : 1;
+    for (uint32_t& ranks : options->ranks_of_node) ranks = static_cast<uint32_t>(random->pick({1, 2, 2, 3}));
   }
   options->lanes = random->chance(0.15) ? 2 : 1;
   // At times the 32 bits of a stamp run over during the run.
@@ -119,7 +120,7 @@ void draw_job(Random* random, Options* options) {
   options->payload = random->chance(0.5) ? 1408 : static_cast<uint32_t>(random->between(3, 22)) * 64;
   options->sealing = random->chance(0.4) ? wire::Sealing::kAuth : wire::Sealing::kNone;
   options->pull_patience = random->pick<uint32_t>({0, 2, 4, 4, 8});
-  options->min_contribution = random->pick({0.5, 0.5, 0.5, 0.3, 0.8, 1.0});
+  options->min_contribution = random->pick({0.5, 0.5, 0.5, 0.3, 0.8, 1.0, 0.0});
   options->max_lag = random->pick<uint32_t>({1, 2, 4, 8, 32});
   options->incast =
       static_cast<uint32_t>(random->between(1, std::max(1, std::min<int>(4, static_cast<int>(nodes) - 1))));
@@ -134,7 +135,19 @@ void draw_job(Random* random, Options* options) {
   options->pool_ops = random->pick<uint32_t>({1, 2, 4, 64, 64, 64});
   draw_program(random, options);
   options->hard_deadline = std::max(random->between(2'000, 20'000), least_deadline(*options));
+  for (OpShape& shape : options->program) {
+    if (shape.deadline == 0) continue;
+    shape.deadline = shape.op_class == OpClass::kExact
+                         ? 20'000'000
+                         : random->between(options->hard_deadline, 3 * options->hard_deadline);
+  }
   options->compute = random->between(0, std::min<Micros>(options->hard_deadline, 50'000));
+}
+
+// How long the program may take, roughly.
+Micros length_of(const Options& options) {
+  const auto late = static_cast<Micros>(options.late_share * static_cast<double>(options.late_max));
+  return static_cast<Micros>(options.program.size()) * (options.compute / options.step_ops + late + 1'000);
 }
 
 void draw_late(Random* random, Options* options) {
@@ -186,12 +199,28 @@ void draw_faults(Random* random, Options* options) {
   }
   if (random->chance(0.3)) {
     const auto pauses = random->between(1, 12);
-    const Micros horizon = static_cast<Micros>(options->program.size()) * options->hard_deadline;
+    const Micros horizon = length_of(*options);
     for (int64_t i = 0; i < pauses; ++i) {
       const Micros start = options->clock + random->between(0, horizon);
       const Micros longest = std::min<Micros>(4 * options->hard_deadline, 600'000);
       plan.pauses.push_back(
           {static_cast<uint32_t>(random->below(nodes)), start, start + random->between(1, longest)});
+    }
+  }
+  if (nodes > 1 && random->chance(0.2)) {  // one way or both, for less than it takes to be thought lost
+    const auto partitions = random->between(1, 4);
+    for (int64_t i = 0; i < partitions; ++i) {
+      port::sim::Partition partition;
+      const Micros horizon = length_of(*options);
+      partition.start = options->clock + random->between(0, horizon);
+      partition.end =
+          partition.start + random->between(1, std::min<Micros>(6 * options->hard_deadline, 600'000));
+      for (uint32_t node = 0; node < nodes; ++node) {
+        if (random->chance(0.4)) partition.group.push_back(node);
+      }
+      partition.out = random->chance(0.7);
+      partition.into = !partition.out || random->chance(0.7);
+      plan.partitions.push_back(partition);
     }
   }
   plan.receive_buffer = random->pick<uint32_t>({64, 1024, 4096, 4096});
@@ -267,8 +296,21 @@ Options crash(uint64_t seed) {
   options.crash = true;
   options.crash_node = static_cast<uint32_t>(random.below(options.nodes()));
   // Most crashes hit the middle of the program; its length in time is a guess.
-  const auto guess = static_cast<Micros>(options.program.size()) * (options.compute / options.step_ops + 500);
-  options.crash_at = options.clock + random.between(0, guess);
+  options.crash_at = options.clock + random.between(0, length_of(options));
+  return options;
+}
+
+Options abort(uint64_t seed) {
+  Options options = begin("abort", seed);
+  Random random(mix(seed, 8));
+  draw_job(&random, &options);
+  if (random.chance(0.5)) draw_late(&random, &options);
+  if (random.chance(0.5)) draw_faults(&random, &options);
+  options.heal_at = 2;
+  without_bursts(&options);
+  options.abort = true;
+  options.abort_node = static_cast<uint32_t>(random.below(options.nodes()));
+  options.abort_at = options.clock + random.between(0, length_of(options));
   return options;
 }
 
@@ -328,6 +370,7 @@ Options wide(uint64_t seed) {
   options.hard_deadline = 20'000;
   options.compute = 2'000;
   if (random.chance(0.7)) options.plan.everywhere.loss = random.pick({0.01, 0.05, 0.3});
+  if (random.chance(0.5)) draw_late(&random, &options);
   options.flow_window_min = 8 * 1024;
   options.plan.bits_per_second = 10'000'000'000;
   return options;
@@ -342,6 +385,7 @@ const std::vector<Scenario>& scenarios() {
       {"target", "protocol 17, target: 4 nodes, 30 % loss, 20 % duplicates, 20 % late", target_run},
       {"lanes", "as swarm, 2 to 4 lanes", lanes},
       {"crash", "one node stops for good; the others must end in time", crash},
+      {"abort", "a node ends the job, because a client of it has died", abort},
       {"mismatch", "one rank calls an op with another shape", mismatch},
       {"calm", "as swarm, a network without faults and punctual trainers", calm},
       {"wide", "48 or 64 nodes, small ops", wide},

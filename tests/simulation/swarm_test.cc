@@ -63,8 +63,8 @@ TEST_P(ScenarioTest, KeepsItsPromises) {
 
 INSTANTIATE_TEST_SUITE_P(All, ScenarioTest,
                          testing::Values(Share{"base", 10}, Share{"target", 6}, Share{"lanes", 10},
-                                         Share{"crash", 12}, Share{"mismatch", 15}, Share{"calm", 8},
-                                         Share{"wide", 1}),
+                                         Share{"crash", 12}, Share{"abort", 10}, Share{"mismatch", 15},
+                                         Share{"calm", 8}, Share{"wide", 1}),
                          [](const auto& param) { return std::string(param.param.scenario); });
 
 TEST(RegressionTest, SeedsThatOnceFoundABug) {

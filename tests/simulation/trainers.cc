@@ -65,6 +65,7 @@ bool Cluster::submit_ready(Rank* rank) {
     submission.kind = shape.kind;
     submission.type = shape.type;
     submission.op_class = shape.op_class;
+    submission.deadline = shape.deadline;
     submission.contribution = call.contribution.data();
     submission.result = call.result.data();
     submission.cookie = mix(rank->id, op);

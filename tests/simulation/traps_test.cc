@@ -197,6 +197,26 @@ TEST(Trap6d, ALostAnnounceDoesNotHoldTheQuorum) {
   }
 }
 
+// 5. (protocol section 5) More nodes are missing than a verdict can list: 40 of 80 are late.
+TEST(Verdict, MoreAreMissingThanAListHolds) {
+  Options options = quiet(80, 6, 80 * 336, OpClass::kConsistent);
+  options.hard_deadline = 20'000;
+  for (uint32_t rank = 40; rank < 80; ++rank) options.delays.push_back({rank, 2, 60'000});
+  uint64_t rows = 0;
+  const auto count_rows = [](const wire::Header& header, uint32_t, uint32_t, void* context) {
+    if (header.type == static_cast<uint8_t>(wire::Type::kPull) && (header.flags & wire::kFlagRow) != 0) {
+      ++*static_cast<uint64_t*>(context);
+    }
+    return true;
+  };
+  const RunResult result = run(options, {.filter = count_rows, .context = &rows});
+  ASSERT_TRUE(result.ok()) << report(options, result);
+  EXPECT_GT(rows, 0U);
+  EXPECT_EQ(ok(result), options.program.size() * 80);
+  EXPECT_EQ(result.shares.skipped, 0U);
+  EXPECT_GT(result.shares.uncounted, 0U);
+}
+
 // 12. A 64 KB op on 8 nodes at 1 % loss: what is lost is repaired before the owner closes.
 TEST(Trap12, LossIsRepairedBeforeTheOwnerCloses) {
   uint64_t lost = 0;

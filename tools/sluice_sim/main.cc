@@ -5,6 +5,7 @@
 //
 // Exit code: 0 when no seed violates a promise, 1 when one does, 2 for a wrong command line.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
@@ -59,6 +60,7 @@ struct Summary {
     n.truncated += m.truncated;
     n.switch_overflow += m.switch_overflow;
     n.receive_overflow += m.receive_overflow;
+    n.partitioned += m.partitioned;
     n.delivered += m.delivered;
     shares.pairs += result.shares.pairs;
     shares.uncounted += result.shares.uncounted;
@@ -83,10 +85,10 @@ void print(const Summary& s, double seconds) {
   }
   fmt::print(
       "\nfaults: lost {} lost_in_burst {} duplicated {} reordered {} replayed {} corrupted {} truncated {} "
-      "switch_overflow {} receive_overflow {} misrouted {} forged {} source_mismatch {} pauses {} "
+      "switch_overflow {} receive_overflow {} partitioned {} misrouted {} forged {} source_mismatch {} pauses {} "
       "late_submits {}\n",
       n.lost, n.lost_in_burst, n.duplicated, n.reordered, n.replayed, n.corrupted, n.truncated,
-      n.switch_overflow, n.receive_overflow, s.sum.misrouted, s.sum.forged, s.sum.source_mismatch,
+      n.switch_overflow, n.receive_overflow, n.partitioned, s.sum.misrouted, s.sum.forged, s.sum.source_mismatch,
       s.sum.pauses, s.sum.late_submits);
   fmt::print("drops:");
   for (size_t reason = 1; reason < std::size(s.sum.drops); ++reason) {
@@ -122,6 +124,7 @@ int run_seeds(const Job& job) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   };
   double last_line = 0;
+  const bool to_terminal = isatty(STDERR_FILENO) != 0;
   const auto work = [&] {
     while (!stop) {
       const uint64_t seed = next++;
@@ -140,7 +143,7 @@ int run_seeds(const Job& job) {
         fmt::print("\nseed {} of {}: {}", seed, job.scenario, report(options, result));
         if (!job.keep_going) stop = true;
       }
-      if (elapsed() - last_line > 1 && !job.verbose) {
+      if (to_terminal && elapsed() - last_line > 1 && !job.verbose) {
         last_line = elapsed();
         fmt::print(stderr, "\r{} of {} seeds, {} failed, {:.0f} s ", summary.seeds, job.last - job.first + 1,
                    summary.failed, elapsed());
@@ -151,7 +154,7 @@ int run_seeds(const Job& job) {
   for (unsigned i = 1; i < job.jobs; ++i) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
-  fmt::print(stderr, "\r");
+  if (to_terminal) fmt::print(stderr, "\r");
   if (job.verbose && job.first == job.last) fmt::print("{}", describe(draw(job.scenario, job.first)));
   print(summary, elapsed());
   return summary.failed == 0 ? 0 : 1;

@@ -267,7 +267,9 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
   std::vector<uint32_t> missing;  // an error path: the job ends here, so this may allocate
   for (uint32_t node = 0; node < n; ++node) {
     const NodeOp& x = op->nodes[node];
-    const bool silent = !op->bounded ? !x.closed && x.received < std::max(1U, op->lane_blocks) : !x.in_quorum;
+    // Exact: who has not pushed everything to me; the others only wait for somebody in turn.
+    const bool silent =
+        !op->bounded ? op->owner == Op::Owner::kOpen && x.received < op->lane_blocks : !x.in_quorum;
     if (node != self && silent) missing.push_back(node);
   }
   if (missing.empty()) {
