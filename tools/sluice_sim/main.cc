@@ -85,11 +85,12 @@ void print(const Summary& s, double seconds) {
   }
   fmt::print(
       "\nfaults: lost {} lost_in_burst {} duplicated {} reordered {} replayed {} corrupted {} truncated {} "
-      "switch_overflow {} receive_overflow {} partitioned {} misrouted {} forged {} source_mismatch {} pauses {} "
+      "switch_overflow {} receive_overflow {} partitioned {} misrouted {} forged {} source_mismatch {} "
+      "pauses {} "
       "late_submits {}\n",
       n.lost, n.lost_in_burst, n.duplicated, n.reordered, n.replayed, n.corrupted, n.truncated,
-      n.switch_overflow, n.receive_overflow, n.partitioned, s.sum.misrouted, s.sum.forged, s.sum.source_mismatch,
-      s.sum.pauses, s.sum.late_submits);
+      n.switch_overflow, n.receive_overflow, n.partitioned, s.sum.misrouted, s.sum.forged,
+      s.sum.source_mismatch, s.sum.pauses, s.sum.late_submits);
   fmt::print("drops:");
   for (size_t reason = 1; reason < std::size(s.sum.drops); ++reason) {
     if (s.sum.drops[reason] != 0)
