@@ -177,16 +177,57 @@ void QuorumChecker::on_sent(const Sent& sent) {
   }
 }
 
+LagChecker::LagChecker(const Options& options, Violations* violations)
+    : Checker(violations),
+      options_(options),
+      resolved_(options.ranks(), std::vector<bool>(options.program.size(), false)),
+      done_(options.ranks(), 0) {}
+
+void LagChecker::on_resolved(const Completion& completion) {
+  resolved_[completion.rank][completion.op] = true;
+  uint32_t& done = done_[completion.rank];
+  while (done < options_.program.size() && resolved_[completion.rank][done]) ++done;
+  slowest_ = *std::min_element(done_.begin(), done_.end());
+}
+
+void LagChecker::on_sent(const Sent& sent) {
+  const auto type = static_cast<Type>(sent.header.type);
+  if (type != Type::kAnnounce && type != Type::kPush) return;
+  // Lanes admit each on its own, and what a trainer sees is the slowest of them; a job that has ended has no order.
+  if (options_.lanes > 1 || options_.ends_early()) return;
+  if (sent.header.op_seq >= slowest_ + options_.max_lag) {
+    violation("node " + std::to_string(sent.node) + " sends " + wire::type_name(type) + " of op " +
+              std::to_string(sent.header.op_seq) + " at " + std::to_string(sent.now) +
+              " us, when somebody still needs op " + std::to_string(slowest_));
+  }
+}
+
 DropChecker::DropChecker(const Options& options, Violations* violations)
     : Checker(violations),
       options_(options),
       seen_(static_cast<size_t>(options.nodes()) * options.lanes, std::vector<uint64_t>(kReasons, 0)),
-      accepted_(seen_.size(), 0) {}
+      accepted_(seen_.size(), 0),
+      taken_(seen_.size() * options.nodes()) {}
 
 void DropChecker::on_delivered(const Delivered& delivered) {
   const size_t place = delivered.node * options_.lanes + delivered.lane;
   if (delivered.drop == wire::Drop::kNone) {
     ++accepted_[place];
+    wire::Header taken;
+    if (delivered.genuine) {
+      std::memcpy(&taken, delivered.datagram.data(), sizeof taken);
+      auto& counters = taken_[place * options_.nodes() + delivered.from];
+      if (counters.size() <= taken.counter) counters.resize(taken.counter + 1 + taken.counter / 2);
+      // (Of two ranks of a node each takes a PULL once.)
+      const bool shared =
+          taken.type == static_cast<uint8_t>(Type::kPull) && options_.ranks_of_node[delivered.node] > 1;
+      if (counters[taken.counter] && !shared) {
+        violation("node " + std::to_string(delivered.node) + " took the same " +
+                  wire::type_name(static_cast<Type>(taken.type)) + " of op " + std::to_string(taken.op_seq) +
+                  " from node " + std::to_string(delivered.from) + " twice");
+      }
+      counters[taken.counter] = true;
+    }
     wire::Header header;
     std::memcpy(&header, delivered.datagram.data(), std::min(sizeof header, delivered.datagram.size()));
     const auto type = static_cast<Type>(header.type);

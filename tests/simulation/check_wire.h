@@ -73,7 +73,23 @@ class QuorumChecker : public Checker {
   std::vector<std::vector<bool>> pulling_;  // owners that have sent a PULL
 };
 
-// I7: what was not sent by a member is dropped, and each drop has a reason that is counted.
+// No node runs ahead of the slowest by max_lag ops or more (protocol, section 3, Admission): it announces and pushes
+// nothing of an op that it must not have admitted.
+class LagChecker : public Checker {
+ public:
+  LagChecker(const Options& options, Violations* violations);
+  const char* name() const override { return "lag"; }
+  void on_resolved(const Completion& completion) override;
+  void on_sent(const Sent& sent) override;
+
+ private:
+  const Options& options_;
+  std::vector<std::vector<bool>> resolved_;  // by rank and op
+  std::vector<uint32_t> done_;               // lowest op of each rank without RESOLVED
+  uint32_t slowest_ = 0;
+};
+
+// I7: what was not sent by a member is dropped, no datagram is taken twice, and each drop has a reason that is counted.
 class DropChecker : public Checker {
  public:
   DropChecker(const Options& options, Violations* violations);
@@ -86,6 +102,7 @@ class DropChecker : public Checker {
   const Options& options_;
   std::vector<std::vector<uint64_t>> seen_;  // per (node, lane): by reason
   std::vector<uint64_t> accepted_;
+  std::vector<std::vector<bool>> taken_;  // per (node, from, lane): by counter
 };
 
 }  // namespace sluice::simulation

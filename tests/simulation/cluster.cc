@@ -317,8 +317,9 @@ void Cluster::run_node(uint32_t index) {
       if (lane->next_timer() <= now) lane->tick(now);
     }
     share_failure(&node);
+    bool events = take_events(index);
     send_all(index);
-    const bool events = take_events(index);
+    events |= take_events(index);
     update_wake(index);
     if (!events && node.wake > now) return;
   }

@@ -310,6 +310,28 @@ TEST_F(CheckerTest, ADatagramThatNobodySentMustBeDropped) {
   delivered.drop = wire::Drop::kNone;
   checker.on_delivered(delivered);
   EXPECT_NE(found().find("took a datagram that nobody sent"), std::string::npos) << found();
+  delivered.genuine = true;
+  checker.on_delivered(delivered);
+  EXPECT_EQ(violations_.count(), 1U);
+  checker.on_delivered(delivered);
+  EXPECT_NE(found().find("from node 0 twice"), std::string::npos) << found();
+}
+
+TEST_F(CheckerTest, ANodeThatRunsAheadIsFound) {
+  options_.max_lag = 2;
+  LagChecker checker(options_, &violations_);
+  const std::vector<std::byte> bytes;
+  Sent sent;
+  sent.header.type = static_cast<uint8_t>(wire::Type::kAnnounce);
+  sent.header.op_seq = 1;
+  checker.on_sent(sent);
+  for (uint32_t rank = 0; rank < 3; ++rank) checker.on_resolved(completion(0, rank, bytes));
+  sent.header.op_seq = 2;
+  checker.on_sent(sent);
+  EXPECT_EQ(violations_.count(), 0U) << found();
+  sent.header.op_seq = 3;
+  checker.on_sent(sent);
+  EXPECT_NE(found().find("still needs op 1"), std::string::npos) << found();
 }
 
 TEST_F(CheckerTest, LateAndDoubleEventsAreFound) {

@@ -13,6 +13,7 @@ std::vector<std::unique_ptr<Checker>> make_checkers(const Options& options, cons
   checkers.push_back(std::move(frozen));
   checkers.push_back(std::make_unique<NonceChecker>(options, violations));
   checkers.push_back(std::make_unique<QuorumChecker>(options, violations));
+  checkers.push_back(std::make_unique<LagChecker>(options, violations));
   checkers.push_back(std::make_unique<DropChecker>(options, violations));
   checkers.push_back(std::make_unique<EventChecker>(options, violations));
   checkers.push_back(std::make_unique<TimeChecker>(options, violations));
