@@ -85,8 +85,7 @@ def sluice(cluster, options, sealing="none", op_class="exact", extra=()):
 
         return run_ranks(cluster, command, f"sluice {op_class} {sealing}")
     finally:
-        for daemon in cluster.daemons:
-            daemon.stop(3)
+        cluster.stop(3)
 
 
 def gloo(cluster, options):
@@ -157,8 +156,7 @@ def idle_share(cluster):
             job.all("leave")
         return spent / NODES / seconds
     finally:
-        for daemon in cluster.daemons:
-            daemon.stop(3)
+        cluster.stop(3)
 
 
 class Table:

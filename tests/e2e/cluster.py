@@ -262,7 +262,7 @@ class Cluster:
         return self
 
     def __exit__(self, kind, error, trace):
-        if kind is not None:
+        if kind is not None and issubclass(kind, Exception):  # not when somebody ended us
             self.show_logs()
         self._remove()
 
@@ -271,9 +271,7 @@ class Cluster:
             if process.poll() is None:
                 process.kill()
                 process.wait(10)
-        for daemon in self.daemons:
-            if daemon.process is not None:
-                stop_process(daemon.process, 3.0)
+        self.stop(3.0)
         if self.namespaced and self.name:
             subprocess.run([NETNS_CLUSTER, "down", self.name], timeout=120, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -287,6 +285,14 @@ class Cluster:
             daemon.spawn()
         for daemon in self.daemons:
             daemon.wait_ready()
+
+    def stop(self, grace_s=5.0):
+        """Ends all daemons at once; those that do not end by themselves in time are killed."""
+        for daemon in self.daemons:
+            if daemon.alive():
+                daemon.process.send_signal(signal.SIGTERM)
+        for daemon in self.daemons:
+            daemon.stop(grace_s)
 
     def prefix(self, node):
         return ["ip", "netns", "exec", f"{self.name}-{node}"] if self.namespaced else []

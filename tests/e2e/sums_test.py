@@ -49,6 +49,17 @@ def test_four_nodes(four_nodes):
         job.all("leave")
 
 
+def test_the_oracle_sees_a_wrong_contribution(two_nodes):
+    """Otherwise the tests here would prove nothing: rank 1 contributes what rank 0 should."""
+    with Job(two_nodes, [0, 1]) as job:
+        job.join()
+        job.ranks[0].send("allreduce count=1000")
+        job.ranks[1].send("allreduce count=1000 rank_as=0")
+        for answer in job.replies():
+            assert answer["ok"] and answer["wrong"] > 900, answer
+        job.all("leave")
+
+
 def test_the_first_call_counts_everybody(four_nodes):
     """No rank's join ends before all nodes can take its blocks. The call follows at once, without waiting for others."""
     for _ in range(8):
