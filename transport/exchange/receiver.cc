@@ -59,7 +59,9 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   if (block >= blocks || header.total != blocks) return Drop::kBlock;
   if (block % settings.lanes != settings.lane) return Drop::kNotMine;
   const uint64_t bit = op->geometry.stripe_first(header.shard) + block / settings.lanes;
-  const bool fate_open = op->frozen && op->frozen_ranks > 0 && !((op->fate_bits[bit / 64] >> (bit % 64)) & 1);
+  // A PULL that leaves the fate to a ROW tells nothing the second time.
+  const bool fate_open = (header.flags & wire::kFlagRow) == 0 && op->frozen && op->frozen_ranks > 0 &&
+                         !((op->fate_bits[bit / 64] >> (bit % 64)) & 1);
   if (!wanted(*op, bit) && !fate_open) return Drop::kDuplicate;
   // Sizes: the value, then the list of senders that were not counted.
   const bool skip = (header.flags & wire::kFlagSkip) != 0;
