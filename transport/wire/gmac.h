@@ -8,21 +8,26 @@
 #include <utility>
 
 struct evp_cipher_ctx_st;  // EVP_CIPHER_CTX; only gmac.cc needs OpenSSL's headers
+struct gcm128_context;     // GCM128_CONTEXT
 
 namespace sluice::wire {
 
 inline constexpr size_t kDataKeyBytes = 16;
 using DataKey = std::array<uint8_t, kDataKeyBytes>;
 
-// An AES-128-GCM context that is used with additional data only, which is GMAC (NIST SP 800-38D).
+// AES-128-GCM with additional data only, which is GMAC (NIST SP 800-38D). GHASH and tag are OpenSSL's CRYPTO_gcm128
+// (openssl/modes.h), AES comes from EVP: the same functions that EVP's AES-128-GCM ends in. Through EVP itself a tag
+// costs 130 ns more, half of what a packet of 1,392 bytes costs, because each call looks up its parameters by name.
 class Gmac {
  public:
   // Allocates all that is ever needed.
   explicit Gmac(const DataKey& key);
   ~Gmac();
-  Gmac(Gmac&& other) noexcept : context_(std::exchange(other.context_, nullptr)) {}
+  Gmac(Gmac&& other) noexcept
+      : block_(std::exchange(other.block_, nullptr)), gcm_(std::exchange(other.gcm_, nullptr)) {}
   Gmac& operator=(Gmac&& other) noexcept {
-    std::swap(context_, other.context_);
+    std::swap(block_, other.block_);
+    std::swap(gcm_, other.gcm_);
     return *this;
   }
 
@@ -32,7 +37,8 @@ class Gmac {
                std::span<const std::byte> payload, std::byte* tag);
 
  private:
-  evp_cipher_ctx_st* context_;
+  evp_cipher_ctx_st* block_;  // AES-128 of one block
+  gcm128_context* gcm_;
 };
 
 }  // namespace sluice::wire
