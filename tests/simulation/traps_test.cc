@@ -217,6 +217,18 @@ TEST(Verdict, MoreAreMissingThanAListHolds) {
   EXPECT_GT(result.shares.uncounted, 0U);
 }
 
+// 6b. A lost ROW must not stop the window: every ROW is lost twice.
+TEST(Trap6b, LostRows) {
+  Options options = quiet(80, 6, 80 * 336, OpClass::kConsistent);
+  options.hard_deadline = 20'000;
+  for (uint32_t rank = 40; rank < 80; ++rank) options.delays.push_back({rank, 2, 60'000});
+  Loss loss{[](const wire::Header& h, uint32_t, uint32_t) { return is(h, wire::Type::kRow); }, 2, {}, 0};
+  const RunResult result = run(options, {.filter = Loss::filter, .context = &loss});
+  ASSERT_TRUE(result.ok()) << report(options, result);
+  EXPECT_GT(loss.lost, 1000U);
+  EXPECT_EQ(ok(result), options.program.size() * 80);
+}
+
 // 12. A 64 KB op on 8 nodes at 1 % loss: what is lost is repaired before the owner closes.
 TEST(Trap12, LossIsRepairedBeforeTheOwnerCloses) {
   uint64_t lost = 0;
