@@ -188,22 +188,29 @@ TEST_P(GeometryTest, EachNodeOwnsOneShardOfEachOp) {
   }
 }
 
-TEST_P(GeometryTest, BlockNumbersFitTheirFieldAtTheUsualPayload) {
-  // The header has 24 bits for a block of a shard. With f32 at a payload of 1,408 bytes that is enough for
-  // 2^32 - 1 elements on a single node; wider elements or smaller payloads need more nodes, and the lane
+TEST_P(GeometryTest, WhatDoesNotFitTheHeaderIsKnown) {
+  // The header has 24 bits for a block of a shard and for their number. With f32 at a payload of 1,408 bytes that is
+  // enough for 2^32 - 1 elements on a single node; wider elements or smaller payloads need more nodes, and the lane
   // refuses what does not fit. What must never happen is that the arithmetic wraps silently.
   Geometry g;
   g.count = (1ULL << 32) - 1;
   g.nodes = GetParam();
   g.block_elements = wire::elements_per_block(1408, ElementType::kF32);
-  EXPECT_LE(g.shard_blocks(0), wire::kMaxBlocks);
-  const uint32_t last = g.shard_blocks(0) - 1;
-  EXPECT_EQ(static_cast<uint32_t>(wire::Uint24(last)), last);
+  EXPECT_TRUE(g.fits_header());
+  EXPECT_EQ(static_cast<uint32_t>(wire::Uint24(g.shard_blocks(0))), g.shard_blocks(0));
 
   g.block_elements = wire::elements_per_block(192, ElementType::kF64);  // 16: the smallest block there is
   const uint64_t wanted = (g.blocks() + g.nodes - 1) / g.nodes;
   EXPECT_EQ(g.shard_blocks(0), wanted);
-  EXPECT_EQ(wanted > wire::kMaxBlocks, GetParam() < 16) << wanted;
+  EXPECT_EQ(g.fits_header(), GetParam() > 16) << wanted;  // 16 nodes: 2^24 blocks, one too many
+
+  g.block_elements = 1;
+  g.count = Geometry::kMaxShardBlocks * g.nodes;
+  EXPECT_TRUE(g.fits_header());
+  EXPECT_EQ(static_cast<uint32_t>(wire::Uint24(g.shard_blocks(0))), g.shard_blocks(0));
+  ++g.count;
+  EXPECT_FALSE(g.fits_header());
+  EXPECT_NE(static_cast<uint32_t>(wire::Uint24(g.shard_blocks(0))), g.shard_blocks(0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, GeometryTest, testing::ValuesIn(kWorlds),

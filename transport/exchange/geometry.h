@@ -41,6 +41,10 @@ struct Geometry {
     return left < block_elements ? static_cast<uint32_t>(left) : block_elements;
   }
 
+  // `block` and `total` have 24 bits in the header; total counts to the end, so one less than 2^24 blocks fit a shard.
+  static constexpr uint64_t kMaxShardBlocks = (1U << 24) - 1;
+  bool fits_header() const { return (blocks() + nodes - 1) / nodes <= kMaxShardBlocks; }
+
   // --- stripe of this lane: its blocks of a shard are numbered 0 .. lane_blocks-1 ---
   static uint32_t lane_blocks(uint32_t shard_blocks, uint32_t lanes, uint32_t lane) {
     return shard_blocks / lanes + (lane < shard_blocks % lanes ? 1 : 0);

@@ -253,6 +253,11 @@ Status LaneImpl::submit(Micros now, const Submission& submission) {
   }
   const uint64_t size = element_size(submission.type);
   if (submission.count > settings.max_op_bytes / size) return Status::kNoMemory;
+  Geometry geometry;
+  geometry.count = submission.count;
+  geometry.block_elements = wire::elements_per_block(settings.payload, submission.type);
+  geometry.nodes = n;
+  if (!geometry.fits_header()) return Status::kInvalid;
   if (pending_[submission.local_rank].full()) return Status::kInvalid;
   ++next_submit_[submission.local_rank];
   if (failed) {
