@@ -14,7 +14,7 @@
 namespace sluice::simulation {
 namespace {
 
-constexpr uint64_t kDefaultSeeds = 480;
+constexpr uint64_t kDefaultSeeds = 800;
 constexpr uint64_t kShards = 8;
 constexpr uint64_t kTwiceEvery = 50;
 
