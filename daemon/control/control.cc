@@ -303,9 +303,8 @@ void ControlState::publish() {
 bool ControlState::do_work(Micros turn) {
   now = turn;
   loops.fetch_add(1, std::memory_order_relaxed);
-  bool any = poll_descriptors(0);
-  any |= take_notices();
-  any |= slow.drain();
+  bool any = false;
+  // Before the clients: an answer given after a reload shows what was loaded.
   if (asked.exchange(false)) {
     any = true;
     const std::lock_guard lock(shared.mutex);
@@ -315,6 +314,9 @@ bool ControlState::do_work(Micros turn) {
       if (shared.reload_ok) counts.reload_unix = shared.reload_unix;
     }
   }
+  any |= poll_descriptors(0);
+  any |= take_notices();
+  any |= slow.drain();
   run_timers();
   advance_stop();
   publish();
@@ -361,7 +363,7 @@ void Control::apply(std::shared_ptr<const config::Loaded> config, bool ok, int64
   {
     const std::lock_guard lock(state_->shared.mutex);
     if (ok) state_->shared.new_config = std::move(config);
-    state_->shared.reload_noted = true;
+    state_->shared.reload_noted = state_->shared.reloads_seen = true;
     state_->shared.reload_ok = ok;
     state_->shared.reload_unix = now_unix;
   }
@@ -372,7 +374,13 @@ void Control::apply(std::shared_ptr<const config::Loaded> config, bool ok, int64
 
 ControlStats Control::stats() const {
   const std::lock_guard lock(state_->shared.mutex);
-  return state_->shared.stats;
+  ControlStats stats = state_->shared.stats;
+  // Whoever asked for a reload and then reads must not find the state before it.
+  if (state_->shared.reloads_seen) {
+    stats.reload_ok = state_->shared.reload_ok;
+    if (stats.reload_ok) stats.reload_unix = state_->shared.reload_unix;
+  }
+  return stats;
 }
 
 }  // namespace sluice::daemon

@@ -105,7 +105,7 @@ struct ControlState {
     ControlStats stats;
     std::string stop_why;
     std::shared_ptr<const config::Loaded> new_config;
-    bool reload_noted = false, reload_ok = true;
+    bool reload_noted = false, reloads_seen = false, reload_ok = true;
     int64_t reload_unix = 0;
   } shared;
   std::atomic<bool> asked{false};  // something above waits

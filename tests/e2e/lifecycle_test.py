@@ -66,7 +66,6 @@ class Sluiced:
             file.write(config)
 
     def text(self):
-        self.log.flush()
         with open(os.path.join(self.folder, "log"), encoding="utf-8") as file:
             return file.read()
 
