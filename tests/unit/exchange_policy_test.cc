@@ -125,7 +125,7 @@ TEST_F(NextPolicy, LossDoublesTheShareAndHalvesIncastCalmTakesBack) {
   nodes[0].lost = 8;  // 0.2 %
   Policy policy = next_policy(1, last, nodes, limits);
   EXPECT_EQ(policy.exit_share, 20);
-  EXPECT_EQ(policy.incast, 1);
+  EXPECT_EQ(policy.incast, 4);
   EXPECT_FALSE(policy.hadamard);
   nodes[0].lost = 100;  // 2.5 %
   for (int i = 0; i < 5; ++i) policy = next_policy(2, policy, nodes, limits);

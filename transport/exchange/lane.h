@@ -54,7 +54,7 @@ struct Settings {
   uint32_t pull_patience = 4;         // x H
   double min_contribution = 0.5;      // of the ranks of the job, per block
   uint32_t max_lag = 32;              // ops that this node may be ahead of the slowest, at most kWindow/2
-  uint32_t incast = 2;                // I: owners that are pushed to at a time
+  uint32_t incast = 8;                // I: owners that are pushed to at a time
   bool carry_over = false;  // `consistent`: what was not counted joins a later op of the tag (section 7)
   uint32_t carry_max_ops =
       0;  // steps of a tag after which a carried block goes; 0: max(8, 2 x max_lag / ops per step)

@@ -93,7 +93,7 @@ struct Op {
   Micros push_budget = 0, pull_budget = 0;
   Micros complete = 0;       // t_C of its class; 0: not known
   uint32_t exit_share = 10;  // x
-  uint32_t incast = 2;       // I
+  uint32_t incast = 8;       // I
   uint32_t policy = 0;       // number of its policy
   uint32_t size_class = 0;
   bool class_known = false;

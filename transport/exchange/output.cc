@@ -1,5 +1,5 @@
 // What goes out, in which order (protocol, sections 4, 6 and 9): control packets, repairs, then first sends of the
-// oldest op, in runs to one node, within that node's window.
+// oldest op, pushes before pulls, in runs to one node, within that node's window.
 #include <algorithm>
 #include <cstring>
 
@@ -424,8 +424,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
       size_t before = 0;
       do {
         before = out.count;
-        emit_pulls(&out, op, now);
         emit_pushes(&out, op, now);
+        emit_pulls(&out, op, now);
       } while (out.count != before && out.room() > 1);
     }
     // Closed shards are finished a piece at a time also when nobody can take their blocks now.

@@ -34,7 +34,7 @@ struct Policy {
   uint32_t from = 0;    // first op under it
   bool hadamard = false;
   bool halt = false;
-  uint8_t incast = 2;       // I
+  uint8_t incast = 8;       // I
   uint8_t exit_share = 10;  // x, percent of t_C
   std::array<ClassPolicy, kSizeClasses> of_class{};
 };
