@@ -145,6 +145,18 @@ def test_parameter_distance(pool):
     for result in pool.run("distances"):
         assert result["same"] == 0.0 and result["again"] == 0.0
         assert result["apart"] == pytest.approx(result["expected"], rel=1e-5)
+        apart, again, signs = result["drifts"]
+        assert apart == pytest.approx(result["expected"], rel=0.2) and again == 0.0 and 0.0 < signs < 1e-9
+        assert result["report"] == {"last": signs, "max": apart, "samples": 3}
+
+
+def test_drift_gauge(pool):
+    for result in pool.run("drift_gauge"):
+        assert result["calm"] == {"last": 0.0, "max": 0.0, "samples": 2}
+        apart = result["apart"]
+        # The step after it changes parameters, so the two are near each other, not equal.
+        assert apart["samples"] == 3 and apart["last"] == pytest.approx(result["distance"], rel=0.25)
+        assert result["after"] == {"last": 0.0, "max": apart["max"], "samples": 4}
 
 
 def test_buffers(pool):

@@ -22,14 +22,20 @@ class Settings:
     on_incomplete: str
     max_op_bytes: int
     arena_bytes: int  # 0: the library's default
+    drift_every: int  # backward passes from one sample of the drift to the next; 0: none
+    fallback: typing.Optional[str] = None
+    on_peer_loss: str = "fail"
+    rejoin_timeout: float = 30.0
 
     def shared(self):
         """What all ranks must have alike."""
         return {"op_class": self.op_class, "deadline": self.deadline, "max_bucket_bytes": self.max_op_bytes,
-                "on_incomplete": self.on_incomplete}
+                "on_incomplete": self.on_incomplete, "drift_every": self.drift_every, "fallback": self.fallback,
+                "on_peer_loss": self.on_peer_loss}
 
 
-def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, arena_bytes, on_incomplete, model):
+def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, arena_bytes, on_incomplete, model,
+         drift_every=0, on_peer_loss="fail", rejoin_timeout=30.0):
     if not isinstance(job, str) or not 1 <= len(job) <= 63 or any(c in "/ " or not c.isprintable() for c in job) \
             or not job.isascii():
         raise InvalidArgument(f"sluice: job={job!r}: a job's name is 1 to 63 printable ASCII characters without space or slash")
@@ -38,13 +44,16 @@ def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, a
                            "same result) or 'exact'")
     if op_class not in ("exact", "consistent"):
         raise InvalidArgument(f"sluice: op_class={op_class!r}: one of 'consistent' and 'exact'")
-    if fallback == "allreduce":
-        raise NotSupported("sluice: fallback='allreduce' comes with version 0.2: it must take effect at the same step on all "
-                           "ranks, and until it can, an error is raised instead")
-    if fallback is not None:
-        raise InvalidArgument(f"sluice: fallback={fallback!r}: only None (raise an error) is known")
+    if fallback not in (None, "allreduce"):
+        raise InvalidArgument(f"sluice: fallback={fallback!r}: one of None (raise an error) and 'allreduce'")
+    if on_peer_loss not in ("fail", "continue"):
+        raise InvalidArgument(f"sluice: on_peer_loss={on_peer_loss!r}: one of 'fail' and 'continue'")
+    if not rejoin_timeout > 0:
+        raise InvalidArgument(f"sluice: rejoin_timeout={rejoin_timeout!r}: seconds above 0")
     if on_incomplete not in ("resync", "ignore"):
         raise InvalidArgument(f"sluice: on_incomplete={on_incomplete!r}: one of 'resync' and 'ignore'")
+    if not isinstance(drift_every, int) or drift_every < 0:
+        raise InvalidArgument(f"sluice: drift_every={drift_every!r}: a number of backward passes, or 0")
     if deadline == "auto":
         deadline = None
     elif not isinstance(deadline, (int, float)) or not 1e-6 <= deadline <= 4294:
@@ -66,7 +75,7 @@ def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, a
             wanted = 2 * (sum(sizes) + max_bucket_bytes)
             arena_bytes = max(min(wanted, 2 * OPS_IN_FLIGHT * max_bucket_bytes), MIN_ARENA_BYTES)
     return Settings(job, op_class, None if deadline is None else float(deadline), float(timeout), socket, on_incomplete,
-                    max_bucket_bytes, arena_bytes)
+                    max_bucket_bytes, arena_bytes, drift_every, fallback, on_peer_loss, float(rejoin_timeout))
 
 
 def _gradient_bytes(model):

@@ -10,7 +10,7 @@ import torch
 
 from .. import _abi, _core
 from .._errors import Error, Forked, InvalidArgument
-from . import _rendezvous, _settings, _sync
+from . import _drift, _rendezvous, _settings, _sync
 from ._engine import Engine, Work
 from ._names import Names, part_tag
 from ._sparse import densify, sparsify
@@ -40,15 +40,17 @@ class State:
     model           the model or its DDP: gives parameters their names and sizes the memory (or state.attach(ddp) later)
     grad_scaler     the GradScaler of an AMP training, so that the daemon knows the loss scale
     on_incomplete   "resync": a round with holes warns and sets needs_resync. "ignore": it is only counted
+    drift_every     samples drift() by itself at the begin of every so many backward passes, for report(); 0: never.
+                    Needs the model
 
     Threads: hook calls come from one thread (DDP's); report(), recent() and the attributes may be used by any.
     """
 
     def __init__(self, job, process_group=None, deadline="auto", op_class="consistent", fallback=None, timeout=120.0,
                  socket=None, max_bucket_bytes=None, arena_bytes=None, model=None, grad_scaler=None,
-                 on_incomplete="resync"):
+                 on_incomplete="resync", drift_every=0):
         self._settings = _settings.make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, arena_bytes,
-                                        on_incomplete, model)
+                                        on_incomplete, model, drift_every)
         self._begin()
         if model is not None:
             self._learn(model)
@@ -64,6 +66,7 @@ class State:
         self._said = []  # warnings of the completion thread, until the training thread comes by
         self._looked_for_ddp = False
         self._step_begins, self._loss_scale = True, 0.0
+        self._model, self._passes = None, 0
         self.needs_resync = False
         self.grad_scaler = None
         self.closed = False
@@ -126,6 +129,7 @@ class State:
 
     def _learn(self, model):
         self._names.learn(model)
+        self._model = weakref.ref(model)
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._check_ddp(model)
 
@@ -145,6 +149,8 @@ class State:
         self._speak()
         if not self._looked_for_ddp:
             self._look_for_ddp(parameters)
+        if self._step_begins and self._settings.drift_every:
+            self._sample_drift()
         if tensor.is_sparse:
             return self._reduce_sparse(engine, tensor, parameters, is_last)
         dtype = TYPES.get(tensor.dtype)
@@ -276,7 +282,7 @@ class State:
         _received, _skipped, _uncounted (own, not in the sum), _repaired; approximated_ratio (blocks of results that are
         missing here, and own blocks that are in no sum, of those expected); late_ops, late_nodes,
         worst_nodes {node: how often it came last}; waits; resyncs, needs_resync; densified; tags {tag: parameters,
-        elements, type, ops, incomplete, round_ms}."""
+        elements, type, ops, incomplete, round_ms}; drift {last, max, samples}: what drift() saw."""
         self._speak()
         facts = {"job": self.job, "rank": self.rank, "world_size": self.world_size,
                  "nodes": self._job.nodes if self._job is not None else 0, "op_class": self._settings.op_class,
@@ -314,6 +320,22 @@ class State:
         """Collective: the largest distance of a rank's parameters from rank 0's, relative to the norm of rank 0's; equal on
         all ranks. 0.0 means bit-equal up to the sign of zero. Sends the whole model once."""
         return _sync.parameter_distance(self._ready(), model)
+
+    def drift(self, model):
+        """Collective: an estimate of parameter_distance() from 8 kB a rank, about 4 % off; 0.0 if and only if all ranks'
+        parameters are equal bit by bit. report()["drift"] keeps the last one and the largest. Reads all parameters once."""
+        engine = self._ready()
+        sketches = _sync.gather(engine, _drift.Sketch(model.parameters()).pack())
+        value = _drift.distance([_drift.Sketch.unpack(sketch) for sketch in sketches])
+        self._stats.drift(value)
+        return value
+
+    def _sample_drift(self):
+        """At the begin of a backward pass, where the parameters are those after the last optimizer step on every rank."""
+        self._passes += 1
+        model = self._model() if self._model is not None else None
+        if model is not None and self._passes % self._settings.drift_every == 0:
+            self.drift(model)
 
     def barrier(self, timeout=None):
         """Collective: ends on no rank before every rank has called it."""

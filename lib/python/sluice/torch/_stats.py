@@ -24,7 +24,7 @@ class _Tag:
 
 COUNTERS = ("ops", "buckets", "bytes", "bytes_sent", "incomplete", "corrected", "blocks_expected", "blocks_received",
             "blocks_skipped", "blocks_uncounted", "blocks_repaired", "late_ops", "late_nodes", "waits", "resyncs",
-            "densified")
+            "densified", "rejoins", "steps_lost")
 
 
 class Stats:
@@ -38,6 +38,12 @@ class Stats:
         self._waits = collections.deque(maxlen=KEPT_ROUNDS)
         self._recent = collections.deque(maxlen=KEPT_RECENT)
         self._tags = {}
+        self._drift = {"last": None, "max": 0.0, "samples": 0}
+
+    def drift(self, value):
+        """A sample of the ranks' distance."""
+        with self._lock:
+            self._drift = {"last": value, "max": max(self._drift["max"], value), "samples": self._drift["samples"] + 1}
 
     def add(self, name, amount=1):
         with self._lock:
@@ -89,6 +95,7 @@ class Stats:
                 "wait_ms": {"p50": quantile(waits, 0.5), "p99": quantile(waits, 0.99), "max": max(waits, default=0.0)},
                 "approximated_ratio": missing / expected if expected else 0.0,
                 "worst_nodes": dict(self._worst),
+                "drift": dict(self._drift),
                 "tags": {f"{tag:016x}": {"parameters": t.parameters, "elements": t.count, "type": t.dtype, "ops": t.ops,
                                          "incomplete": t.incomplete,
                                          "round_ms": {"p50": quantile(t.rounds, 0.5), "p99": quantile(t.rounds, 0.99)}}
