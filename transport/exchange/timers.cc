@@ -6,18 +6,22 @@
 
 namespace sluice::exchange {
 
-// P, as far as it is known: a bounded op must have time for several repairs before it.
-Micros LaneImpl::push_budget(const Op& op) const { return op.bounded ? op.push_budget : kPushBudgetUnknown; }
+// P for the repair timers: a bounded op must have time for several repairs before it, and a generous bound is no reason to
+// wait long for a lost packet.
+Micros LaneImpl::push_budget(const Op& op) const {
+  return op.bounded ? std::min(op.push_budget, kPushBudgetUnknown) : kPushBudgetUnknown;
+}
 
 // Blocks of a node came, its tail did not: after this much silence what is missing is asked for (P/2 after the first
 // packet at the latest, since P/4 follow the last one).
 Micros LaneImpl::silence_delay(const Op& op, uint32_t node) const {
-  return std::max(push_budget(op) / (op.bounded ? 4 : 2), 4 * peers[node].flow.rtt());
+  const Micros quiet = kPushBudgetUnknown / 2;
+  return std::max(op.bounded ? std::min(op.push_budget / 4, quiet) : quiet, 4 * peers[node].flow.rtt());
 }
 
 // The longest repair interval, unless 8 RTT are longer.
 Micros LaneImpl::repair_cap(const Op& op) const {
-  return op.bounded ? std::clamp(push_budget(op) / 4, kLeastRepairCap, kRepairCap) : kRepairCap;
+  return op.bounded ? std::clamp(op.push_budget / 4, kLeastRepairCap, kRepairCap) : kRepairCap;
 }
 
 // Between two reminders of a node from which nothing came. Once H runs there is no time to lose; before, the wait may
