@@ -3,12 +3,41 @@
 // At each moment every block that a rank submitted is in exactly one place: in its slot (frozen in an open op, or
 // queued), in a carry tensor (of its tag, or travelling with an op), in an owner's sum, or discarded and counted (I3).
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/numeric/numeric.h"
 #include "transport/exchange/lane_impl.h"
 
 namespace sluice::exchange {
+
+namespace {
+template <typename T>
+double square_of(const std::byte* values, uint32_t elements) {
+  double sum = 0;
+  for (uint32_t i = 0; i < elements; ++i) {
+    T value;
+    std::memcpy(&value, values + i * sizeof value, sizeof value);
+    sum += static_cast<double>(value) * static_cast<double>(value);
+  }
+  return sum;
+}
+// Sum of the squares of accumulators.
+double square(ElementType sums, const std::byte* values, uint32_t elements) {
+  switch (sums) {
+    case ElementType::kF64:
+      return square_of<double>(values, elements);
+    case ElementType::kI32:
+      return square_of<int32_t>(values, elements);
+    case ElementType::kI64:
+      return square_of<int64_t>(values, elements);
+    case ElementType::kU8:
+      return square_of<uint8_t>(values, elements);
+    default:
+      return square_of<float>(values, elements);
+  }
+}
+}  // namespace
 
 TagState* LaneImpl::find_tag(uint32_t local_rank, uint32_t fingerprint) {
   for (TagState& tag : tags_seen_) {
@@ -27,7 +56,7 @@ TagState* LaneImpl::tag_of(const Submission& submission, uint32_t fingerprint) {
       place = &tag;
       break;
     }
-    if (tag.owes() || tag.travelling != 0) continue;
+    if (tag.owes() || tag.travelling != 0 || tag.correction.present != 0) continue;
     if (place == nullptr || tag.last_seq < place->last_seq) place = &tag;
   }
   if (place == nullptr) return nullptr;
@@ -41,6 +70,9 @@ TagState* LaneImpl::tag_of(const Submission& submission, uint32_t fingerprint) {
   place->steps = 0;
   place->stride = 0;
   place->last_seq = submission.op_seq;
+  place->norm = 0;
+  place->late_blocks = 0;
+  place->correction.units.clear();
   place->carry.units.clear();
   place->queued.clear();
   return place;
@@ -87,6 +119,31 @@ void LaneImpl::set_late_wait(Op* op) {
   op->wake_at(op->late_wait);
 }
 
+// Is what a rank owes out of proportion to what it contributes (carry_max_norm)? Both on this lane, unscaled.
+bool LaneImpl::too_long(const Op& op, const Receiver& receiver, TagState* tag) {
+  if (settings.carry_max_norm <= 0) return false;
+  const ElementType sums = accumulator_type(op.type);
+  const bool submitted = receiver.state != Receiver::State::kNone && !receiver.queued;
+  double own = 0, owed = 0;
+  for (uint32_t shard = 0; shard < n; ++shard) {
+    for (uint32_t stripe = 0; stripe < op.geometry.lane_blocks(shard); ++stripe) {
+      const uint32_t block = op.geometry.block_of_stripe(stripe);
+      const uint32_t elements = op.geometry.elements_of(shard, block);
+      if (submitted) {
+        numeric::load(op.type,
+                      receiver.submission.contribution +
+                          op.geometry.block_first_element(shard, block) * element_size(op.type),
+                      scratch_.data(), elements);
+        own += square(sums, scratch_.data(), elements);
+      }
+      const auto bit = static_cast<uint32_t>(op.geometry.stripe_first(shard) + stripe);
+      if (const std::byte* there = pages_of(op).find(tag->carry, bit)) owed += square(sums, there, elements);
+    }
+  }
+  if (submitted) tag->norm = std::sqrt(own) / receiver.submission.loss_scale;
+  return tag->norm > 0 && std::sqrt(owed) > settings.carry_max_norm * tag->norm;
+}
+
 // At freeze: what this rank owes under the tag travels with the op; what is too old goes.
 void LaneImpl::take_debts(Op* op, uint32_t local_rank) {
   Receiver& receiver = op->receivers[local_rank];
@@ -97,6 +154,10 @@ void LaneImpl::take_debts(Op* op, uint32_t local_rank) {
   }
   TagState* tag = receiver.tag;
   const CarryPages pages = pages_of(*op);
+  if (too_long(*op, receiver, tag)) {
+    for (uint32_t left = tag->carry.present; left > 0; --left) discard(&receiver);
+    pages.clear(&tag->carry);
+  }
   if (tag->carry.present != 0) {
     const uint32_t limit = carry_limit(*tag);
     for (uint32_t index = 0; index < tag->carry.units.size(); ++index) {
@@ -124,6 +185,7 @@ void LaneImpl::set_fate(Op* op, uint32_t shard, uint32_t block, uint64_t bit, bo
   if (!op->frozen || op->frozen_ranks == 0 || ((op->fate_bits[bit / 64] >> (bit % 64)) & 1) != 0) return;
   op->fate_bits[bit / 64] |= 1ULL << (bit % 64);
   ++op->fates;
+  if (counted && op->carries) keep_rounding(op, shard, block, static_cast<uint32_t>(bit));
   const CarryPages pages = pages_of(*op);
   for (Receiver& receiver : op->receivers) {
     if (!receiver.contributes) continue;
@@ -149,17 +211,50 @@ void LaneImpl::carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t 
     discard(receiver);
     return;
   }
-  const CarryPages pages = pages_of(*op);
+  if (owe(tag, pages_of(*op), bit, step, sums, scratch_.data(), elements))
+    ++counters.blocks_carried;
+  else
+    discard(receiver);
+}
+
+// A counted block of a 16-bit type that is a sum: what rounding it to the wire type took away is still owed (section 5,
+// Dividing), by the first of the ranks that are in it.
+void LaneImpl::keep_rounding(Op* op, uint32_t shard, uint32_t block, uint32_t bit) {
+  const ElementType sums = accumulator_type(op->type);
+  const Receiver* slot = nullptr;
+  if (sums == op->type || (parts_of(*op, bit, &slot) == 1 && slot != nullptr)) return;
+  const auto keeper = std::find_if(op->receivers.begin(), op->receivers.end(), [](const Receiver& receiver) {
+    return receiver.contributes && receiver.tag != nullptr;
+  });
+  if (keeper == op->receivers.end()) return;
+  const uint32_t elements = op->geometry.elements_of(shard, block);
+  std::byte* rest = sum_block(*op, shard, block, bit);
+  std::byte* sent = scratch_.data();
+  std::memcpy(sent, rest, elements * element_size(sums));
+  saturate(op->type, sent, elements);
+  numeric::finish(op->type, sent, sent, elements, 1.0);
+  numeric::load(op->type, sent, scratch_.data() + scratch_.size() / 3, elements);
+  sent = scratch_.data() + scratch_.size() / 3;
+  numeric::scale(sums, sent, elements, -1.0);
+  numeric::add(sums, sent, rest, elements);
+  if (scale_of(*op) != 1.0F) numeric::scale(sums, rest, elements, 1.0 / scale_of(*op));
+  if (!numeric::all_finite(sums, rest, elements)) return;  // the block is not finite, and was counted as such
+  if (square(sums, rest, elements) == 0) return;
+  if (!owe(keeper->tag, pages_of(*op), bit, keeper->tag->steps, sums, rest, elements)) discard(&*keeper);
+}
+
+// Adds a block to what is owed under a tag. False: the pool has no page to spare.
+bool LaneImpl::owe(TagState* tag, const CarryPages& pages, uint32_t bit, uint64_t step, ElementType sums,
+                   const std::byte* values, uint32_t elements) {
   if (std::byte* there = pages.find(tag->carry, bit)) {
-    numeric::add(sums, scratch_.data(), there, elements);
+    numeric::add(sums, values, there, elements);
     pages.since(tag->carry, bit) = std::min(pages.since(tag->carry, bit), step);
   } else if (std::byte* place = pages.add(&tag->carry, bit, step, reserve_units_)) {
-    std::memcpy(place, scratch_.data(), elements * element_size(sums));
+    std::memcpy(place, values, elements * element_size(sums));
   } else {
-    discard(receiver);
-    return;
+    return false;
   }
-  ++counters.blocks_carried;
+  return true;
 }
 
 // What a rank has in one block of the frozen contribution, in accumulators, at loss scale `scale`. Returns the step of

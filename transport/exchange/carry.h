@@ -4,7 +4,9 @@
 // Memory comes from the lane's pool, unit by unit, where blocks are owed; a tensor that owes nothing holds none.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "transport/exchange/lane.h"
@@ -46,6 +48,9 @@ struct TagState {
   uint32_t travelling = 0;  // open ops that take debts of it along
   CarryTensor carry;
   std::vector<QueuedSlot> queued;  // capacity: max_lag
+  double norm = 0;                 // of the last own contribution, unscaled; 0: none yet
+  CarryTensor correction;          // holes of INCOMPLETE results, all of which came; unscaled
+  uint64_t late_blocks = 0;        // in it, and in the ops that still lack some
 
   bool owes() const { return carry.present != 0 || !queued.empty(); }
 };
@@ -88,6 +93,18 @@ class CarryPages {
       unit = kNoUnit;
     }
   }
+  // A whole unit goes from one tensor to the other, which has none there.
+  void move_unit(CarryTensor* to, CarryTensor* from, uint32_t index) const {
+    if (index >= to->units.size()) to->units.resize(index + 1, kNoUnit);
+    const auto blocks = static_cast<uint32_t>(std::popcount(pool_->masks(from->units[index])[0]));
+    to->present += blocks;
+    from->present -= blocks;
+    std::swap(to->units[index], from->units[index]);
+  }
+  bool has_unit(const CarryTensor& tensor, uint32_t block) const {
+    return block / unit_blocks_ < tensor.units.size() && tensor.units[block / unit_blocks_] != kNoUnit;
+  }
+  uint32_t unit_index(uint32_t block) const { return block / unit_blocks_; }
   void clear(CarryTensor* tensor) const {
     for (uint32_t& unit : tensor->units) {
       if (unit != kNoUnit) pool_->give(unit);

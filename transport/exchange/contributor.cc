@@ -1,6 +1,7 @@
 // The contributor of this node to an op (protocol, sections 4 and 15): announces, freezes, pushes, answers requests.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "base/numeric/numeric.h"
@@ -51,7 +52,9 @@ void LaneImpl::freeze(Op* op, Micros now) {
   op->fate_bits.assign((op->geometry.stripe_blocks() + 63) / 64, 0);
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     Receiver& receiver = op->receivers[rank];
-    if (op->carries) take_debts(op, rank);
+    // What is owed under a loss scale goes with a submit, which says the scale of the op.
+    if (op->carries && (op->held != 0 || receiver.tag == nullptr || receiver.tag->loss_scale == 1.0F))
+      take_debts(op, rank);
     receiver.in_contribution = receiver.state != Receiver::State::kNone && !receiver.queued;
     receiver.contributes |= receiver.in_contribution;
     if (receiver.contributes) ++op->frozen_ranks;
@@ -92,35 +95,67 @@ void LaneImpl::freeze(Op* op, Micros now) {
 // and carry in rank order, made anew each time (none of them changes until the block's fate is known, so neither do
 // these bytes).
 const std::byte* LaneImpl::own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging) {
-  const size_t offset = op.geometry.block_first_element(shard, block) * element_size(op.type);
   const auto bit =
       static_cast<uint32_t>(op.geometry.stripe_first(shard) + op.geometry.stripe_of_block(block));
-  const std::byte* only = nullptr;
+  const Receiver* only = nullptr;
+  if (parts_of(op, bit, &only) == 1 && only != nullptr) {
+    return only->submission.contribution +
+           op.geometry.block_first_element(shard, block) * element_size(op.type);
+  }
+  const uint32_t elements = op.geometry.elements_of(shard, block);
+  std::byte* total = sum_block(op, shard, block, bit);
+  if (op.carries) saturate(op.type, total, elements);
+  numeric::finish(op.type, total, staging, elements, 1.0);
+  return staging;
+}
+
+// How many parts a block of the frozen contribution is the sum of; `slot`: a local rank whose slot is one of them.
+size_t LaneImpl::parts_of(const Op& op, uint32_t bit, const Receiver** slot) {
   size_t parts = 0;
   for (const Receiver& receiver : op.receivers) {
     if (!receiver.contributes) continue;
-    if (receiver.in_contribution) only = receiver.submission.contribution + offset;
+    if (receiver.in_contribution) *slot = &receiver;
     parts += (receiver.in_contribution ? 1 : 0) + receiver.taken.size() +
-             (receiver.owed.present != 0 &&
-                      CarryPages(&pool_, op.unit_blocks, op.stride).find(receiver.owed, bit) != nullptr
-                  ? 1
-                  : 0);
+             (receiver.owed.present != 0 && pages_of(op).find(receiver.owed, bit) != nullptr ? 1 : 0);
   }
-  if (parts == 1 && only != nullptr) return only;
+  return parts;
+}
+
+// The loss scale at which this node contributes: that of the ranks which have submitted, the same for all of them.
+float LaneImpl::scale_of(const Op& op) {
+  for (const Receiver& receiver : op.receivers) {
+    if (receiver.in_contribution) return receiver.submission.loss_scale;
+  }
+  return 1.0F;
+}
+
+// The block in accumulators, before it is rounded to the wire type: the last third of the scratch.
+std::byte* LaneImpl::sum_block(const Op& op, uint32_t shard, uint32_t block, uint32_t bit) {
   const uint32_t elements = op.geometry.elements_of(shard, block);
-  const ElementType sums = accumulator_type(op.type);
   std::byte* total = scratch_.data() + scratch_.size() / 3 * 2;
   bool first = true;
   for (const Receiver& receiver : op.receivers) {
     if (!receiver.contributes) continue;
-    collect(op, receiver, shard, block, bit, receiver.in_contribution ? receiver.submission.loss_scale : 1.0F,
-            first ? total : scratch_.data());
-    if (!first) numeric::add(sums, scratch_.data(), total, elements);
+    const float scale = op.carries ? scale_of(op) : receiver.submission.loss_scale;
+    collect(op, receiver, shard, block, bit, scale, first ? total : scratch_.data());
+    if (!first) numeric::add(accumulator_type(op.type), scratch_.data(), total, elements);
     first = false;
   }
   SLUICE_ASSERT(!first);
-  numeric::finish(op.type, total, staging, elements, 1.0);
-  return staging;
+  return total;
+}
+
+// What the wire type cannot hold stays behind (in the carry-over). What is not finite already goes as it is.
+void LaneImpl::saturate(ElementType type, std::byte* sums, uint32_t elements) {
+  if (type != ElementType::kF16 && type != ElementType::kBf16) return;
+  const float largest = type == ElementType::kF16 ? 65504.0F : 0x1.fep127F;
+  for (uint32_t i = 0; i < elements; ++i) {
+    float value = 0;
+    std::memcpy(&value, sums + i * sizeof value, sizeof value);
+    if (!std::isfinite(value) || std::fabs(value) <= largest) continue;
+    value = std::copysign(largest, value);
+    std::memcpy(sums + i * sizeof value, &value, sizeof value);
+  }
 }
 
 // Where sending starts in the stripe of an owner's shard (section 4). With carry-over it is drawn per (op, shard), so

@@ -28,6 +28,10 @@ Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Stat
   event.blocks_repaired = op.repaired;
   event.blocks_filled = receiver.filled;
   event.blocks_discarded = receiver.discarded;
+  event.blocks_corrected = receiver.corrected;
+  event.ranges_total = receiver.ranges_total;
+  event.ranges = receiver.ranges;
+  std::copy(receiver.range, receiver.range + receiver.ranges, event.range);
   event.total = now - receiver.submitted;
   event.lag = receiver.admitted - receiver.submitted;
   if (op.bounded) {
@@ -65,6 +69,9 @@ Lane::Lane(const Settings& settings, Micros now, std::byte* pool)
     : impl_(std::make_unique<LaneImpl>(settings, now, pool)) {}
 Lane::~Lane() = default;
 Status Lane::submit(Micros now, const Submission& submission) { return impl_->submit(now, submission); }
+bool Lane::take_correction(Micros now, const Submission& what, std::byte* out) {
+  return impl_->take_correction(now, what, out);
+}
 bool Lane::take_carry(Micros now, const Submission& what, std::byte* out) {
   return impl_->take_carry(now, what, out);
 }

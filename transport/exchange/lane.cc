@@ -76,12 +76,14 @@ LaneImpl::LaneImpl(const Settings& given, Micros now, std::byte* pool)
     for (Receiver& receiver : op.receivers) {
       receiver.bits.reserve(stripe / 64 + 1);
       receiver.owed.units.reserve(stripe / (kUnitBlocks / 2) + 2);
+      receiver.holes.units.reserve(stripe / (kUnitBlocks / 2) + 2);
       receiver.taken.reserve(settings.max_lag);
     }
   }
   tags_seen_.resize(static_cast<size_t>(kTagsPerRank) * local_ranks_);
   for (TagState& tag : tags_seen_) {
     tag.carry.units.reserve(stripe / (kUnitBlocks / 2) + 2);
+    tag.correction.units.reserve(stripe / (kUnitBlocks / 2) + 2);
     tag.queued.reserve(settings.max_lag);
   }
   for (uint32_t node = 0; node < n; ++node) {
@@ -135,6 +137,8 @@ Op* LaneImpl::open(uint32_t seq, Micros now) {
     clean.bits = std::move(receiver.bits);
     clean.owed.units = std::move(receiver.owed.units);
     clean.owed.units.clear();
+    clean.holes.units = std::move(receiver.holes.units);
+    clean.holes.units.clear();
     clean.taken = std::move(receiver.taken);
     clean.taken.clear();
     receiver = std::move(clean);
@@ -200,6 +204,7 @@ void LaneImpl::release(Op* op) {
   for (Receiver& receiver : op->receivers) {
     if (receiver.tag == nullptr) continue;
     pages_of(*op).clear(&receiver.owed);
+    drop_holes(*op, &receiver);
     --receiver.tag->travelling;
     receiver.tag = nullptr;
   }
@@ -277,13 +282,25 @@ Status LaneImpl::submit(Micros now, const Submission& submission) {
   return Status::kOk;
 }
 
+// May this op be admitted (section 3, admission)? base_ is the smallest `done` of all live nodes, the own one included.
+// Classes without catch-up stay within a step, the ops between two of one tag: the last op of the tag is done everywhere.
+bool LaneImpl::within_lag(const Submission& submission) {
+  if (submission.op_seq - base_ >= settings.max_lag) return false;
+  if (submission.op_class == OpClass::kExact ||
+      (submission.op_class == OpClass::kConsistent && settings.carry_over)) {
+    return true;
+  }
+  const TagState* tag = find_tag(
+      submission.local_rank,
+      wire::fingerprint(submission.kind, submission.type, submission.type, submission.count, submission.tag));
+  return tag == nullptr || tag->last_seq < base_;
+}
+
 void LaneImpl::pump_pending(Micros now) {
   bool waits = false;
   for (Fifo<Pending>& pending : pending_) {
     while (!failed && !pending.empty()) {
-      const uint32_t seq = pending.front().submission.op_seq;
-      // base_ is the smallest `done` of all live nodes, the own one included: section 3, admission.
-      if (seq - base_ >= settings.max_lag || !admit(now, pending.front())) break;
+      if (!within_lag(pending.front().submission) || !admit(now, pending.front())) break;
       pending.pop();
     }
     waits |= !pending.empty();
@@ -339,7 +356,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   receiver.submitted = pending.submitted;
   receiver.admitted = now;
   receiver.bits.assign((geometry.stripe_blocks() + 63) / 64, 0);
-  if (op->carries) {
+  if (op->op_class != OpClass::kExact) {
     if (receiver.tag == nullptr) {
       receiver.tag = tag_of(submission, fingerprint);
       if (receiver.tag != nullptr) ++receiver.tag->travelling;
@@ -497,8 +514,8 @@ void LaneImpl::settle(Micros now) {
       }
       for (TagState& tag : tags_seen_) {
         if (!tag.used) continue;
-        const bool wide = element_size(accumulator_type(tag.type)) > element_size(tag.type);
-        CarryPages(&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks, 0).clear(&tag.carry);
+        pages_of(tag.type).clear(&tag.carry);
+        pages_of(tag.type).clear(&tag.correction);
       }
       return;
     }

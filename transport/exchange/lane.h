@@ -27,6 +27,12 @@ namespace sluice::exchange {
 inline constexpr size_t kLeastBurst = 2;  // packets that poll_send must be able to hand out
 inline constexpr uint32_t kWindow = 64;   // W: ops that may be open (protocol, section 4)
 
+// What becomes of blocks of a `consistent` op that come after its result was told as INCOMPLETE (protocol, section 6).
+enum class OnIncomplete : uint8_t {
+  kResync,   // dropped: the client copies the ranges from a rank that was OK
+  kCorrect,  // added to the result of a later op of the tag, on this rank only, which is then CORRECTED
+};
+
 // What is fixed for a job in a view. Equal on all nodes except `self`, `lane` and the pool.
 struct Settings {
   std::string job;
@@ -58,7 +64,10 @@ struct Settings {
   bool carry_over = false;  // `consistent`: what was not counted joins a later op of the tag (section 7)
   uint32_t carry_max_ops =
       0;  // steps of a tag after which a carried block goes; 0: max(8, 2 x max_lag / ops per step)
-  bool fill_own = true;  // `best_effort`: holes take the own contribution; false: zero
+  double carry_max_norm = 0;  // carry-over longer than this x the rank's last contribution goes; 0: off
+  OnIncomplete on_incomplete = OnIncomplete::kResync;
+  uint64_t correction_bytes = 0;  // of one rank and tag, in accumulators; 0: twice what the tensor has
+  bool fill_own = true;           // `best_effort`: holes take the own contribution; false: zero
 
   // Flow control: bytes on the way to one peer, found by PING and PONG (protocol, section 9).
   uint32_t flow_window = 512 * 1024;  // at most
@@ -107,6 +116,7 @@ struct Event {
   uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0,
            blocks_repaired = 0;
   uint32_t blocks_filled = 0;     // best_effort: holes filled by rule
+  uint32_t blocks_corrected = 0;  // CORRECTED: blocks to which something of earlier ops was added
   uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory
   Micros total = 0;               // submit to this event
   Micros lag = 0;                 // waiting for admission
@@ -115,7 +125,7 @@ struct Event {
   uint64_t bytes_sent = 0;
   uint32_t late_nodes = 0;
   uint32_t worst_node = UINT32_MAX;
-  uint32_t ranges_total = 0, ranges = 0;
+  uint32_t ranges_total = 0, ranges = 0;  // INCOMPLETE, and of a result that stays so: DIVERGED, errors
   MissingRange range[kEventRanges];
   char text[320] = {};  // one line for a person; names op, tag, node and rank
 };
@@ -162,6 +172,7 @@ struct Counters {
   uint64_t blocks_carried = 0, blocks_discarded = 0, slots_queued = 0, blocks_filled = 0;
   uint64_t carry_blocks = 0;  // owed now
   uint64_t requests_sent = 0, contributions_late = 0;
+  uint64_t blocks_corrected = 0, gone_open = 0;
   uint64_t open_ops = 0, pool_used_bytes = 0, pool_bytes = 0;
 };
 
@@ -178,6 +189,10 @@ class Lane {
   // gaps. Returns kOk, or why it cannot be taken (kInvalid, kNoMemory: larger than max_op_bytes; none of its events
   // will come). After the job failed, the events come at once with the job's status.
   Status submit(Micros now, const Submission& submission);
+
+  // tag_retire of what take_carry does not hand out: holes of INCOMPLETE results that came and wait to be added to a
+  // later one (kCorrect). Shapes, units and answer as in take_carry.
+  bool take_correction(Micros now, const Submission& what, std::byte* out);
 
   // What a local rank owes under a tag (uncounted blocks and queued slots) goes to `out`: `count` elements in accumulator
   // type, unscaled, zero where nothing is owed; queued slots are RESOLVED. `what` names local_rank, kind, type, count

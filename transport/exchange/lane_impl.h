@@ -5,6 +5,7 @@
 //   owner.cc        announcements, summing, closing, finishing blocks
 //   contributor.cc  freezing and pushing, answers to requests for pushes
 //   carry.cc        carry-over, queued slots, fates
+//   correct.cc      blocks that come after an INCOMPLETE result
 //   pulse.cc        pulses, policies, what is measured
 //   receiver.cc     pulls, repair, results
 //   output.cc       poll_send: order of what is sent, headers, sealing
@@ -156,6 +157,7 @@ class LaneImpl {
                 uint32_t shard_blocks, uint32_t describer);
   void release(Op* op);
   wire::Drop describe_from(const wire::Header& header, Micros now, Op** out);
+  bool within_lag(const Submission& submission);
   bool admit(Micros now, const Pending& pending);
   void pump_pending(Micros now);
   void heard(uint32_t node, uint32_t done, uint32_t base, Micros now);
@@ -200,6 +202,10 @@ class LaneImpl {
   Micros patience(const Op& op) const;
   void freeze(Op* op, Micros now);
   const std::byte* own_block(const Op& op, uint32_t shard, uint32_t block, std::byte* staging);
+  size_t parts_of(const Op& op, uint32_t bit, const Receiver** slot);
+  std::byte* sum_block(const Op& op, uint32_t shard, uint32_t block, uint32_t bit);
+  static float scale_of(const Op& op);
+  static void saturate(ElementType type, std::byte* sums, uint32_t elements);
   void owner_closed(Op* op, uint32_t node, Micros now);
   void start_clock(Op* op, Micros now);
   uint32_t push_start(const Op& op, uint32_t owner) const;
@@ -213,10 +219,14 @@ class LaneImpl {
   uint32_t carry_limit(const TagState& tag) const;
   void look_for_debts(Op* op, Micros now);
   void set_late_wait(Op* op);
+  bool too_long(const Op& op, const Receiver& receiver, TagState* tag);
   void take_debts(Op* op, uint32_t local_rank);
   void discard(Receiver* receiver);
   void set_fate(Op* op, uint32_t shard, uint32_t block, uint64_t bit, bool counted);
   void carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint32_t bit);
+  bool owe(TagState* tag, const CarryPages& pages, uint32_t bit, uint64_t step, ElementType sums,
+           const std::byte* values, uint32_t elements);
+  void keep_rounding(Op* op, uint32_t shard, uint32_t block, uint32_t bit);
   uint64_t collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit,
                    float scale, std::byte* sum);
   void settle_fates(Op* op, Micros now);
@@ -224,11 +234,21 @@ class LaneImpl {
   bool take_carry(Micros now, const Submission& what, std::byte* out);
   void queue_slot(Op* op, uint32_t local_rank);
 
+  // --- correct.cc ---
+  CarryPages pages_of(ElementType type);
+  Geometry geometry_of(uint64_t count, ElementType type) const;
+  void drop_holes(const Op& op, Receiver* receiver);
+  void keep_hole(const Op& op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit,
+                 uint8_t flags, const std::byte* data);
+  void keep_correction(const Op& op, Receiver* receiver);
+  void add_correction(const Op& op, Receiver* receiver);
+  bool take_correction(Micros now, const Submission& what, std::byte* out);
+
   // --- receiver.cc ---
   wire::Drop on_pull(const wire::PacketView& packet, Micros now);
   wire::Drop on_row(const wire::PacketView& packet, Micros now);
   wire::Drop on_gone(const wire::PacketView& packet, Micros now);
-  void take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, bool skip,
+  void take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, uint8_t flags,
                   const std::byte* data);
   void conclude(Op* op, uint32_t local_rank, Micros now);
   bool ended(const Op& op, const Receiver& receiver) const;

@@ -41,14 +41,20 @@ struct NodeOp {
 struct Receiver {
   enum class State : uint8_t { kNone, kWait, kLate, kDone };
   State state = State::kNone;
-  bool in_contribution = false;   // this rank's slot is part of what the node froze
-  bool contributes = false;       // its slot, queued slots or carry are
-  bool queued = false;            // its slot waits for a later op of the tag (wholly late)
-  bool told = false;              // RESULT went out
-  bool resolved = false;          // RESOLVED went out
-  bool diverged = false;          // its holes were filled too late for the result
-  TagState* tag = nullptr;        // carry-over on: what it owes under this tag
-  CarryTensor owed;               // carry that travels with this op
+  bool in_contribution = false;  // this rank's slot is part of what the node froze
+  bool contributes = false;      // its slot, queued slots or carry are
+  bool queued = false;           // its slot waits for a later op of the tag (wholly late)
+  bool told = false;             // RESULT went out
+  bool resolved = false;         // RESOLVED went out
+  bool diverged = false;         // its holes were filled too late for the result
+  TagState* tag = nullptr;       // carry-over on: what it owes under this tag
+  CarryTensor owed;              // carry that travels with this op
+  // An INCOMPLETE result: its ranges, and (while `correctable`) the blocks that came after it.
+  bool correctable = false;
+  uint32_t corrected = 0;  // blocks of its result to which something was added
+  CarryTensor holes;
+  uint32_t ranges_total = 0, ranges = 0;
+  MissingRange range[kEventRanges];
   std::vector<QueuedSlot> taken;  // queued slots that travel with this op; capacity: max_lag
   uint64_t received = 0;          // blocks of this lane's stripe
   uint32_t skipped = 0;

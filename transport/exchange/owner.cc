@@ -328,7 +328,7 @@ void LaneImpl::deliver_own(Op* op, Receiver* receiver, uint32_t stripe, Micros n
   const uint64_t bit = op->geometry.stripe_first(op->shard) + stripe;
   if ((receiver->bits[bit / 64] >> (bit % 64)) & 1) return;
   take_block(op, receiver, op->shard, op->geometry.block_of_stripe(stripe), bit,
-             (block_meta(*op, stripe).flags & wire::kFlagSkip) != 0, block_data(*op, stripe));
+             block_meta(*op, stripe).flags, block_data(*op, stripe));
   conclude(op, static_cast<uint32_t>(receiver - op->receivers.data()), now);
 }
 

@@ -186,6 +186,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
       if (receiver.state == Receiver::State::kNone || receiver.resolved || (receiver.queued && receiver.told))
         continue;
       const bool told = receiver.told;
+      receiver.diverged |= receiver.state == Receiver::State::kLate;  // its ranges are in the event
       receiver.state = Receiver::State::kDone;
       receiver.told = receiver.resolved = true;
       const auto what =

@@ -111,7 +111,7 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     Receiver& receiver = op->receivers[rank];
     if (waits(receiver) && !has(receiver, bit)) {
-      take_block(op, &receiver, header.shard, block, bit, skip, packet.payload.data());
+      take_block(op, &receiver, header.shard, block, bit, header.flags, packet.payload.data());
       conclude(op, rank, now);
     }
   }
@@ -119,13 +119,16 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   return Drop::kNone;
 }
 
-void LaneImpl::take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit, bool skip,
-                          const std::byte* data) {
+void LaneImpl::take_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint64_t bit,
+                          uint8_t flags, const std::byte* data) {
+  const bool skip = (flags & wire::kFlagSkip) != 0;
   receiver->bits[bit / 64] |= 1ULL << (bit % 64);
   ++receiver->received;
   if (skip) ++receiver->skipped;
-  if (receiver->state != Receiver::State::kWait)
-    return;  // too late for the result: the bit counts, the value does not
+  if (receiver->state != Receiver::State::kWait) {  // too late for the result: its slot is the client's
+    keep_hole(*op, receiver, shard, block, bit, flags, data);
+    return;
+  }
   const size_t size = element_size(op->type);
   std::byte* to = receiver->submission.result + op->geometry.block_first_element(shard, block) * size;
   const size_t bytes = op->geometry.elements_of(shard, block) * size;
@@ -159,7 +162,12 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
     if (!op->frozen) freeze(op, now);  // every owner closed before this node froze: all of it is uncounted
     if (receiver.state == Receiver::State::kDone) return;  // freezing came back here
     receiver.state = Receiver::State::kDone;
-    receiver.diverged = late;
+    receiver.diverged = late && !receiver.correctable;
+    if (late) {
+      keep_correction(*op, &receiver);
+    } else {
+      add_correction(*op, &receiver);
+    }
     settle_ = true;
   }
   const bool fates = ended(*op, receiver) && !receiver.queued && !receiver.resolved;
@@ -168,7 +176,7 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
     receiver.told = true;
     what |= kEventResult;
     op->trace.result = now;
-    op->trace.status = Status::kOk;
+    op->trace.status = receiver.corrected != 0 ? Status::kCorrected : Status::kOk;
     measure(*op, receiver, false, now);
   }
   if (fates) {
@@ -177,8 +185,18 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
   }
   if (what == 0) return;
   settle_ = true;
-  // The holes of an INCOMPLETE result came too late to be used: DIVERGED.
-  push_event(make_event(*op, local_rank, what, receiver.diverged ? Status::kDiverged : Status::kOk, now));
+  // The holes of an INCOMPLETE result came too late to be used: DIVERGED; it stays INCOMPLETE when they wait for a
+  // later op of the tag.
+  Status status = receiver.corrected != 0 && (what & kEventResult) != 0 ? Status::kCorrected : Status::kOk;
+  if (receiver.ranges_total != 0) status = receiver.diverged ? Status::kDiverged : Status::kIncomplete;
+  Event event = make_event(*op, local_rank, what, status, now);
+  if (receiver.diverged) {
+    char here[96];
+    describe_op(here, sizeof here, *op);
+    std::snprintf(event.text, sizeof event.text,
+                  "DIVERGED: %s: the holes of this result stay zero: resync its ranges", here);
+  }
+  push_event(event);
 }
 
 // `best_effort`: holes take the own contribution (sum: N times it) or zero. Approximated, counted, no further fates.
@@ -231,7 +249,7 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
     receiver.told = true;
     receiver.state = Receiver::State::kLate;
     receiver.bound = kNever;
-    Event event = make_event(*op, local_rank, kEventResult, Status::kIncomplete, now);
+    receiver.correctable = settings.on_incomplete == OnIncomplete::kCorrect && receiver.tag != nullptr;
     const size_t size = element_size(op->type);
     for (uint32_t shard = 0; shard < n; ++shard) {
       const uint32_t blocks = op->geometry.lane_blocks(shard);
@@ -242,24 +260,26 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
         const uint64_t first = op->geometry.block_first_element(shard, block);
         const uint32_t elements = op->geometry.elements_of(shard, block);
         std::memset(receiver.submission.result + first * size, 0, elements * size);
-        MissingRange* last = event.ranges > 0 ? &event.range[event.ranges - 1] : nullptr;
+        MissingRange* last = receiver.ranges > 0 ? &receiver.range[receiver.ranges - 1] : nullptr;
         if (last != nullptr && last->owner == owner && last->first + last->count == first) {
           last->count += elements;
           continue;
         }
-        ++event.ranges_total;
-        if (event.ranges < kEventRanges) event.range[event.ranges++] = {first, elements, owner};
+        ++receiver.ranges_total;
+        if (receiver.ranges < kEventRanges) receiver.range[receiver.ranges++] = {first, elements, owner};
       }
     }
+    Event event = make_event(*op, local_rank, kEventResult, Status::kIncomplete, now);
     char slow[96] = "";
     if (event.ranges > 0) name_node(slow, sizeof slow, event.range[0].owner);
     std::snprintf(event.text, sizeof event.text,
                   "INCOMPLETE: %s: %u of %u blocks came by the deadline; first hole: %u elements from %llu "
                   "on, owned by "
-                  "%s. Holes are zero: resync these ranges, or raise the deadline",
+                  "%s. Holes are zero: %s, or raise the deadline",
                   what, event.blocks_received, event.blocks_expected,
                   event.ranges > 0 ? event.range[0].count : 0,
-                  static_cast<unsigned long long>(event.ranges > 0 ? event.range[0].first : 0), slow);
+                  static_cast<unsigned long long>(event.ranges > 0 ? event.range[0].first : 0), slow,
+                  receiver.correctable ? "they follow with a later op of the tag" : "resync these ranges");
     op->trace.result = now;
     op->trace.status = Status::kIncomplete;
     push_event(event);
@@ -339,6 +359,7 @@ Drop LaneImpl::on_gone(const wire::PacketView& packet, Micros now) {
   if (!wire::read_payload(packet.payload, &body)) return Drop::kSize;
   const Op* op = find(packet.header.op_seq);
   if (op == nullptr || !missing_from(*op, packet.header.sender)) return Drop::kNone;
+  ++counters.gone_open;
   char name[96], what[96], text[320];
   name_node(name, sizeof name, packet.header.sender);
   describe_op(what, sizeof what, *op);
