@@ -18,6 +18,8 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
 
 import cluster as clusters  # noqa: E402  pylint: disable=wrong-import-position
+import disturbed  # noqa: E402  pylint: disable=wrong-import-position
+import unprivileged  # noqa: E402  pylint: disable=wrong-import-position
 from ranks import Job  # noqa: E402  pylint: disable=wrong-import-position
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -255,6 +257,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--only")
+    parser.add_argument("--unprivileged", action="store_true")
     parser.add_argument("--output", required=True)
     options = parser.parse_args()
     if not clusters.can_make_namespaces():
@@ -263,16 +266,13 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the with blocks clean up
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     try:
-        results = measure(options)
+        results = unprivileged.measure(run_ranks, say) if options.unprivileged else measure(options)
     except Failure as failure:
         say(f"bench: {failure}")
         return 1
-    os.makedirs(os.path.dirname(options.output), exist_ok=True)
-    with open(options.output + ".part", "w", encoding="utf-8") as file:
-        json.dump(results, file, indent=2)
-        file.write("\n")
-    os.replace(options.output + ".part", options.output)
-    say(f"\nwritten: {options.output}")
+    if options.unprivileged:
+        say("\n" + "\n".join(f"{name:48} {value}" for name, value in results.items()))
+    disturbed.write_results(options.output, results)
     return 0
 
 

@@ -226,9 +226,11 @@ class Daemon:
 
 
 class Cluster:
-    def __init__(self, nodes, mtu=1500, loss=0, settings=None, prefix="e2e", need_namespaces=False, direct=False):
-        """settings: for all nodes, or a function node -> settings. loss: permille of datagrams."""
-        self.count, self.mtu, self.loss, self.direct = nodes, mtu, loss, direct
+    def __init__(self, nodes, mtu=1500, loss=0, settings=None, prefix="e2e", need_namespaces=False, direct=False,
+                 rate=None):
+        """settings: for all nodes, or a function node -> settings. loss: permille of datagrams. rate: of each link, as tc
+        writes it ("1gbit"); only with namespaces."""
+        self.count, self.mtu, self.loss, self.direct, self.rate = nodes, mtu, loss, direct, rate
         self.settings = settings or {}
         self.name = f"{prefix}{os.getpid() % 100000}x{secrets.token_hex(2)}"
         self.namespaced = can_make_namespaces()
@@ -246,6 +248,7 @@ class Cluster:
                 command = [NETNS_CLUSTER, "up", "-m", str(self.mtu)]
                 command += ["-l", str(self.loss)] if self.loss else []
                 command += ["-d"] if self.direct else []
+                command += ["-r", self.rate] if self.rate else []
                 up = subprocess.run(command + [self.name, str(self.count)], capture_output=True, text=True, timeout=60)
                 if up.returncode != 0:
                     raise RuntimeError("netns-cluster: " + up.stderr.strip())
