@@ -131,6 +131,27 @@ TEST(Trap6b, LostTailsOfAPull) {
   }
 }
 
+// 6b. A generous bound must not stretch repairs: with H = 20 s an owner that heard neither ANNOUNCE did not know for P = 10 s
+// that its shard was wanted, and the node that waited missed the next op whole.
+TEST(Trap6b, AGenerousBoundDoesNotStretchRepairs) {
+  Options options = quiet(4, 20, 9 * 336 + 5, OpClass::kConsistent);
+  options.hard_deadline = 20'000'000;
+  Loss loss{[](const wire::Header& h, uint32_t from, uint32_t to) {
+              if (from == 1 && to == 0 && is(h, wire::Type::kAnnounce)) return true;
+              return from == 2 && (h.flags & wire::kFlagTail) != 0 &&
+                     (is(h, wire::Type::kPush) || is(h, wire::Type::kPull));
+            },
+            2,
+            {},
+            0};
+  const RunResult result = run(options, {.filter = Loss::filter, .context = &loss});
+  ASSERT_TRUE(result.ok()) << report(options, result);
+  EXPECT_GE(loss.lost, 200U);
+  EXPECT_EQ(ok(result), options.program.size() * 4);
+  EXPECT_EQ(result.shares.uncounted, 0U);
+  EXPECT_LT(result.facts.virtual_us, 20 * 200'000);
+}
+
 // 6b. Every packet of an op from one owner to one receiver is lost at first, so that nobody knows that it has closed.
 TEST(Trap6b, APullThatNeverComes) {
   Options options = quiet(3, 20, 3 * 336, OpClass::kConsistent);
