@@ -19,6 +19,7 @@ SHOWN_LINES = 150  # of the output of one failing test; the rest is in the log t
 # Simulation seeds: under the sanitizers each costs several times as much; --full takes its time.
 SEEDS_SANITIZED = "40"
 SEEDS_FULL = "3000"
+KILLS_FULL = "50"  # points at which the kill tests kill; each test has a smaller number of its own
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:check_initialization_order=1",
@@ -157,6 +158,7 @@ class Runner:
         environment = dict(suite.environment)
         if self.options.full:
             environment.setdefault("SLUICE_SEEDS", SEEDS_FULL)
+            environment.setdefault("SLUICE_KILLS", KILLS_FULL)
         else:
             command += ["-LE", "^full$"]
         status = run_logged(command, log, suite.limit_s * (6 if self.options.full else 1), environment)

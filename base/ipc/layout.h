@@ -181,7 +181,9 @@ struct Message {
   uint32_t timeout_ms = 0;   // JOIN: how long to wait for the peers
   uint32_t nodes = 0;        // JOINED: nodes of the view
   uint32_t deadline_us = 0;  // JOIN: H for `consistent`; 0: the daemon's setting
-  uint32_t node = 0;         // JOINED: index of this node in the view
+  // JOINED: index of this node in the view; HELLO: generation of the view that the card shall be for. A job of the same
+  // name and an older generation that is still open here ends then, with VIEW_CHANGED.
+  uint32_t node = 0;
 };
 static_assert(sizeof(Message) == 256);
 

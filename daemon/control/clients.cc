@@ -108,16 +108,24 @@ void ControlState::handle_hello(Client* client, const ipc::Message& message) {
   }
   if (stop != Stop::kNo) return refuse(client, Status::kDaemonLost, "sluiced is stopping");
   client->rank = message.rank;
+  const uint32_t generation = message.node;
+  supersede(name, generation);
   for (const auto& [id, job] : jobs) {
     if (job->name != name || job->phase == JobPhase::kLingering || job->phase == JobPhase::kDetaching)
       continue;
-    if (job->phase == JobPhase::kGathering || job->failed || job->clients.empty()) continue;
+    if (job->failed || job->clients.empty()) continue;
+    if (job->phase == JobPhase::kGathering && job->generation == generation) continue;
     const Client* holder = find_client(job->clients.front());
+    const std::string held = fmt::format("job '{}' is {} here with {}", name, phase_name(job->phase),
+                                         holder == nullptr ? "other ranks" : holder->name());
+    if (job->generation <= generation) {
+      return refuse(client, Status::kRefused, held + "; end it, or take another name");
+    }
     return refuse(client, Status::kRefused,
-                  fmt::format("job '{}' is {} here with {}; end it, or take another name", name,
-                              phase_name(job->phase), holder == nullptr ? "other ranks" : holder->name()));
+                  fmt::format("{} in generation {}, newer than {}: read the view again", held,
+                              job->generation, generation));
   }
-  Job* job = gathering_job(name, message.world_size);
+  Job* job = gathering_job(name, message.world_size, generation);
   if (job == nullptr) {
     return refuse(
         client, Status::kRefused,

@@ -48,7 +48,9 @@ struct ControlState {
   Client* find_client(uint64_t id);
 
   // --- joining (joining.cc) ---
-  Job* gathering_job(const std::string& name, uint32_t world_size);
+  Job* gathering_job(const std::string& name, uint32_t world_size, uint32_t generation);
+  // Ends what is left here of older generations of a job.
+  void supersede(const std::string& name, uint32_t generation);
   void handle_join(Client* client, ipc::Received received);
   Result<void> describe(Job* job, const ipc::Message& message, const UniqueFd& view_fd);
   Result<void> check_join(Job* job, Client* client, const ipc::Message& message, const UniqueFd& view_fd);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "daemon/control/control_state.h"
 
@@ -42,6 +43,25 @@ void ControlState::fail_job(Job* job, Status status, const std::string& text, bo
   log::warning("job '{}' ended with {}: {}", job->name, status_name(status), text);
   if (job->phase == JobPhase::kAttaching) return fail_join(job, status, text);
   if (tell_lanes) post_all(*job, Command::Kind::kFailJob, 0, status, text);
+}
+
+void ControlState::supersede(const std::string& name, uint32_t generation) {
+  std::vector<uint64_t> older;
+  for (const auto& [id, job] : jobs) {
+    const bool open = job->phase != JobPhase::kLingering && job->phase != JobPhase::kDetaching;
+    if (job->name == name && job->generation < generation && open && !job->failed) older.push_back(id);
+  }
+  for (const uint64_t id : older) {
+    Job* job = find_job(id);
+    if (job == nullptr) continue;
+    const std::string text = fmt::format("generation {} of job '{}' begins on node {}, this is {}",
+                                         generation, name, options.facts.name, job->generation);
+    if (job->phase == JobPhase::kRunning || job->phase == JobPhase::kAttaching) {
+      fail_job(job, Status::kViewChanged, text, true);
+    } else {
+      fail_join(job, Status::kViewChanged, text);
+    }
+  }
 }
 
 void ControlState::let_go(const Job* job, Client* client, Status status, const std::string& text) {

@@ -18,6 +18,7 @@ struct Job {
   uint32_t wire_id = 0;  // wire::job_id(name)
   ipc::JoinNonce nonce{};
   uint32_t world_size = 0;
+  uint32_t generation = 0;  // of its view, as HELLO said
   JobPhase phase = JobPhase::kGathering;
   Micros since = 0;          // of the phase
   Micros deadline = kNever;  // gathering to attaching: when the join fails; lingering: when it ends

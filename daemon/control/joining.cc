@@ -27,11 +27,12 @@ std::string listed(const Names& names) {
 
 }  // namespace
 
-Job* ControlState::gathering_job(const std::string& name, uint32_t world_size) {
+Job* ControlState::gathering_job(const std::string& name, uint32_t world_size, uint32_t generation) {
   size_t present = 0;
   const uint32_t wire_id = wire::job_id(name);
   for (const auto& [id, job] : jobs) {
-    if (job->phase == JobPhase::kGathering && job->name == name) return job.get();
+    if (job->phase == JobPhase::kGathering && job->name == name && job->generation == generation)
+      return job.get();
     if (job->wire_id == wire_id && job->name != name) return nullptr;  // packets could not be told apart
     present += job->phase != JobPhase::kLingering && job->phase != JobPhase::kDetaching ? 1 : 0;
   }
@@ -41,6 +42,7 @@ Job* ControlState::gathering_job(const std::string& name, uint32_t world_size) {
   job->name = name;
   job->wire_id = wire_id;
   job->world_size = world_size;
+  job->generation = generation;
   random_bytes(job->nonce);
   job->enter(JobPhase::kGathering, now);
   Job* added = job.get();
@@ -115,6 +117,10 @@ Result<void> ControlState::check_join(Job* job, Client* client, const ipc::Messa
     auto made = membership_of_view(std::move(*view), options.facts, job->nonce);
     if (!made) return made.error();
     membership = std::move(*made);
+    if (membership.view.generation != job->generation) {
+      return wrong(fmt::format("the view has generation {}, the card is for generation {}",
+                               membership.view.generation, job->generation));
+    }
     std::memcpy(key.data(), message.key, key.size());
   } else {
     auto made = membership_of_config(config->config, job->name, job->world_size, options.facts, job->nonce);

@@ -116,13 +116,14 @@ Result<ipc::Channel> connect(const std::string& path, int timeout_ms) {
 }
 
 Result<Greeted> greet(ipc::Channel channel, const std::string& path, const std::string& job, uint32_t rank,
-                      uint32_t world_size, int timeout_ms) {
+                      uint32_t world_size, uint32_t generation, int timeout_ms) {
   const Timer timer(timeout_ms);
   const std::string doing = "waiting for sluiced at " + path + " to welcome rank " + number(rank);
   ipc::Message hello;
   hello.type = static_cast<uint32_t>(ipc::MessageType::kHello);
   hello.rank = rank;
   hello.world_size = world_size;
+  hello.node = generation;
   ipc::set_text(hello.job, job);
   if (auto sent = channel.send(hello, timer.left_ms()); !sent.ok()) return channel_error(sent.error(), doing);
   auto received = answer(channel, ipc::MessageType::kWelcome, doing, timer.left_ms());
@@ -142,6 +143,7 @@ Result<Greeted> greet(ipc::Channel channel, const std::string& path, const std::
   greeted.welcome.lanes = static_cast<uint16_t>(message.lanes);
   greeted.welcome.payload = static_cast<uint16_t>(message.payload);
   greeted.world_size = world_size;
+  greeted.generation = generation;
   greeted.channel = std::move(channel);
   return greeted;
 }

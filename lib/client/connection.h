@@ -44,6 +44,7 @@ struct Greeted {
   ipc::Channel channel;
   Welcome welcome;
   uint32_t world_size = 0;
+  uint32_t generation = 0;
 };
 
 // What JOIN asks for.
@@ -75,8 +76,9 @@ struct Joined {
 
 Result<ipc::Channel> connect(const std::string& path, int timeout_ms);
 
+// `generation` of the view that the rank wants to join; an older one of the job that is open on the node ends.
 Result<Greeted> greet(ipc::Channel channel, const std::string& path, const std::string& job, uint32_t rank,
-                      uint32_t world_size, int timeout_ms);
+                      uint32_t world_size, uint32_t generation, int timeout_ms);
 
 // Waits until the daemon has reached every node of the job. The daemon gets the time-out too and ends first, with the
 // names of those who are missing; the library waits a little longer than that for its words.

@@ -146,11 +146,12 @@ Result<ipc::Channel> take_channel(sluice_context* context, int timeout_ms) {
 }
 
 Result<Greeted> greet(sluice_context* context, const std::string& job, uint32_t rank, uint32_t world_size,
-                      int timeout_ms) {
+                      uint32_t generation, int timeout_ms) {
   const Timer timer(timeout_ms);
   auto channel = take_channel(context, timer.left_ms());
   if (!channel.ok()) return channel.error();
-  return client::greet(std::move(*channel), context->path, job, rank, world_size, timer.left_ms());
+  return client::greet(std::move(*channel), context->path, job, rank, world_size, generation,
+                       timer.left_ms());
 }
 
 // The first thing wrong with who wants to take part in what; empty when nothing is.
@@ -193,8 +194,14 @@ Result<Greeted> take_greeted(sluice_context* context, const sluice_join_options&
                      " (this rank) is not the one that sluice_card_get made last on this "
                      "context; a card is good for one sluice_join"};
   }
+  if (place->second.generation != options.generation) {
+    return Error{SLUICE_ERROR_INVALID, "the card of rank " + std::to_string(options.rank) +
+                                           " is for generation " + std::to_string(place->second.generation) +
+                                           ", the join for " + std::to_string(options.generation)};
+  }
   Greeted greeted = std::move(place->second);
   context->ready.erase(place);
+  view->generation = options.generation;
   request->view = std::move(*view);
   return greeted;
 }
@@ -229,15 +236,48 @@ int join(sluice_context* context, const sluice_join_options& options, sluice_job
   request.deadline_us = options.deadline_us;
   if (options.key != nullptr) std::memcpy(request.key.data(), options.key, request.key.size());
 
-  auto greeted = options.cards != nullptr
-                     ? take_greeted(context, options, &request)
-                     : greet(context, request.job, request.rank, request.world_size, timer.left_ms());
+  auto greeted = options.cards != nullptr ? take_greeted(context, options, &request)
+                                          : greet(context, request.job, request.rank, request.world_size,
+                                                  options.generation, timer.left_ms());
   if (!greeted.ok()) return fail(greeted.error().code, std::string(kName) + ": " + greeted.error().message);
   auto joined = client::join(std::move(*greeted), request, timer.left_ms());
   explicit_bzero(request.key.data(), request.key.size());
   if (!joined.ok()) return fail(joined.error().code, std::string(kName) + ": " + joined.error().message);
   *job = new sluice_job{Job(std::move(*joined), request)};
   return SLUICE_SUCCESS;
+}
+
+int get_card(const char* name, sluice_context* context, const char* job, uint32_t rank, uint32_t world_size,
+             uint32_t generation, int timeout_ms, sluice_card* card) {
+  return guarded(name, [&] {
+    if (context == nullptr || card == nullptr) return invalid(name, "`context` or `card` is NULL");
+    if (context->fork_guard.forked()) return forked(name);
+    if (const std::string wrong = check_identity(job, rank, world_size); !wrong.empty())
+      return invalid(name, wrong);
+    if (timeout_ms < 0) return invalid(name, "timeout_ms is negative");
+    {
+      // A card that was made before and never used is withdrawn first: the daemon holds one place per rank.
+      const std::lock_guard lock(context->mutex);
+      context->ready.erase({job, rank});
+    }
+    auto greeted = greet(context, job, rank, world_size, generation, timeout_ms);
+    if (!greeted.ok()) return fail(greeted.error().code, std::string(name) + ": " + greeted.error().message);
+    const Welcome& welcome = greeted->welcome;
+    ipc::Card made;
+    made.rank = rank;
+    made.world_size = world_size;
+    made.lanes = welcome.lanes;
+    made.payload = welcome.payload;
+    made.version = kVersion;
+    made.join_nonce = welcome.join_nonce;
+    made.endpoint = welcome.endpoint;
+    made.job_hash = ipc::hash_job_name(job);
+    const ipc::CardBytes bytes = ipc::encode_card(made);
+    std::memcpy(card->bytes, bytes.data(), bytes.size());
+    const std::lock_guard lock(context->mutex);
+    context->ready.insert_or_assign({job, rank}, std::move(*greeted));
+    return static_cast<int>(SLUICE_SUCCESS);
+  });
 }
 
 }  // namespace
@@ -321,36 +361,12 @@ void sluice_close(sluice_context* context) {
 
 int sluice_card_get(sluice_context* context, const char* job, uint32_t rank, uint32_t world_size,
                     int timeout_ms, sluice_card* card) {
-  constexpr const char* kName = "sluice_card_get";
-  return guarded(kName, [&] {
-    if (context == nullptr || card == nullptr) return invalid(kName, "`context` or `card` is NULL");
-    if (context->fork_guard.forked()) return forked(kName);
-    if (const std::string wrong = check_identity(job, rank, world_size); !wrong.empty())
-      return invalid(kName, wrong);
-    if (timeout_ms < 0) return invalid(kName, "timeout_ms is negative");
-    {
-      // A card that was made before and never used is withdrawn first: the daemon holds one place per rank.
-      const std::lock_guard lock(context->mutex);
-      context->ready.erase({job, rank});
-    }
-    auto greeted = greet(context, job, rank, world_size, timeout_ms);
-    if (!greeted.ok()) return fail(greeted.error().code, std::string(kName) + ": " + greeted.error().message);
-    const Welcome& welcome = greeted->welcome;
-    ipc::Card made;
-    made.rank = rank;
-    made.world_size = world_size;
-    made.lanes = welcome.lanes;
-    made.payload = welcome.payload;
-    made.version = kVersion;
-    made.join_nonce = welcome.join_nonce;
-    made.endpoint = welcome.endpoint;
-    made.job_hash = ipc::hash_job_name(job);
-    const ipc::CardBytes bytes = ipc::encode_card(made);
-    std::memcpy(card->bytes, bytes.data(), bytes.size());
-    const std::lock_guard lock(context->mutex);
-    context->ready.insert_or_assign({job, rank}, std::move(*greeted));
-    return static_cast<int>(SLUICE_SUCCESS);
-  });
+  return get_card("sluice_card_get", context, job, rank, world_size, 0, timeout_ms, card);
+}
+
+int sluice_card_renew(sluice_context* context, const char* job, uint32_t rank, uint32_t world_size,
+                      uint32_t generation, int timeout_ms, sluice_card* card) {
+  return get_card("sluice_card_renew", context, job, rank, world_size, generation, timeout_ms, card);
 }
 
 int sluice_key_generate(unsigned char key[32]) {

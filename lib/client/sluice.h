@@ -18,8 +18,8 @@
  * order under a lock, so the caller must order them equally on every rank. A buffer belongs to one thread at a time.
  * Loss of the daemon: when it dies or lets this process go, every open op ends with SLUICE_DAEMON_LOST, every later
  * call that needs it returns SLUICE_ERROR_DAEMON_LOST, and no call hangs. The job is dead on this rank; its buffers stay
- * readable until sluice_leave. The way back: sluice_leave, sluice_close, then sluice_open, new cards and sluice_join, on
- * every rank of the job (a view lives as long as its daemons).
+ * readable until sluice_leave. The way back: sluice_leave, sluice_close, then sluice_open, sluice_card_renew with a higher
+ * generation and sluice_join, on every rank of the job (a view lives as long as its daemons).
  * Fork: a child must not use what its parent opened: its calls return SLUICE_ERROR_FORKED and harm nothing.
  * Versions: symbols are versioned (SLUICE_1); structures grow at the end and carry their size.
  */
@@ -136,11 +136,19 @@ typedef struct sluice_join_options {
   const sluice_card* cards;
   const unsigned char* key;
   /* ... or, with cards NULL, the `peers:` and `key_file:` of the daemon's configuration. */
+  uint32_t generation; /* of the view; that of the cards, see sluice_card_renew. 0: the job's first */
 } sluice_join_options;
 
 /* Asks the daemon for this rank's card for `job`. A card is good for one sluice_join. */
 SLUICE_API int sluice_card_get(sluice_context* context, const char* job, uint32_t rank, uint32_t world_size,
                                int timeout_ms, sluice_card* card);
+/* As sluice_card_get, for a later view of the job: after a daemon was lost or when other ranks shall take part.
+ * `generation` is agreed on by all ranks of the new view (say by compare-and-set in the store they met in), higher than
+ * that of any view before. From then on older views of the job are over on this node: their open ops end with
+ * SLUICE_VIEW_CHANGED, on all ranks here; SLUICE_ERROR_REFUSED when a newer one is open. The new view may have other
+ * ranks: `rank` and `world_size` are its own. Ops count from 0 again, and what ranks owed each other is dropped. */
+SLUICE_API int sluice_card_renew(sluice_context* context, const char* job, uint32_t rank, uint32_t world_size,
+                                 uint32_t generation, int timeout_ms, sluice_card* card);
 /* 32 random bytes for `key`; made on one rank and handed to the others by the caller's rendezvous. */
 SLUICE_API int sluice_key_generate(unsigned char key[32]);
 

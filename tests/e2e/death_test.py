@@ -178,6 +178,34 @@ def test_a_client_joins_again_after_its_daemon_was_restarted():
                 assert answer["wrong"] == 0, answer
 
 
+def test_a_new_view_ends_the_old_one_while_it_is_open():
+    """The same job, a higher generation, other processes: the old ops end with VIEW_CHANGED, and the new view works, with
+    its ops counted from 0 and with another number of ranks."""
+    with Cluster(2, settings={"exchange": {"linger": "100ms"}}) as cluster:
+        cluster.start()
+        with Job(cluster, [0, 0, 1], "turning") as old, Job(cluster, [0, 1], "turning") as new:
+            old.join()
+            old.all("allreduce count=1000")
+            for rank in old.ranks[:2]:
+                rank.send("allreduce count=1000 timeout_ms=20000")
+            time.sleep(0.2)
+            new.join("generation=3")
+            for rank in old.ranks[:2]:
+                answer = rank.reply(SOON_S)
+                assert not answer["ok"] and answer["status"] == "VIEW_CHANGED", answer
+                assert "generation 3" in answer["text"], answer
+            for answer in new.all("allreduce count=5000 repeat=3"):
+                assert answer["wrong"] == 0, answer
+            # Whoever comes with an older generation is told so, and disturbs nobody.
+            old.rendezvous = cluster.new_folder("late")
+            old.ranks[0].send(old.join_command(0, "generation=2 timeout_ms=3000"))
+            answer = old.ranks[0].reply(SOON_S)
+            assert answer["error"] == "REFUSED" and "read the view again" in answer["text"], answer
+            for answer in new.all("allreduce count=5000"):
+                assert answer["wrong"] == 0, answer
+            new.all("leave")
+
+
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_sigterm_stops_in_time_and_tells_the_clients(busy):
     with Cluster(2) as cluster:

@@ -2,6 +2,7 @@
 // on stdout, and checks every element of every result against the integer oracle. Over the C interface only.
 //
 //   join socket=S job=J rank=R world=N [rendezvous=D] [max_op=BYTES] [arena=BYTES] [deadline_us=H] [timeout_ms=T]
+//        [generation=G]
 //   allreduce count=C [type=f32 kind=sum class=exact seed=1 repeat=1 inflight=1 tag=0 deadline_us=0 timeout_ms=60000
 //                      rank_as=R]
 //   broadcast bytes=B root=R [seed=1]     all_gather bytes=B [seed=1]     barrier     leave     abort     close
@@ -147,12 +148,14 @@ class Client {
     options.arena_bytes = arguments.number("arena", 96 << 20);
     options.deadline_us = static_cast<uint32_t>(arguments.number("deadline_us"));
     options.timeout_ms = timeout_ms;
+    options.generation = static_cast<uint32_t>(arguments.number("generation"));
     std::vector<sluice_card> cards(world_);
     std::string key(32, '\0');
     if (arguments.has("rendezvous")) {
       const Rendezvous rendezvous(arguments.text("rendezvous"), rank_, world_, timeout_ms);
       sluice_card card;
-      must(sluice_card_get(context_, options.job, rank_, world_, timeout_ms, &card), "card");
+      must(sluice_card_renew(context_, options.job, rank_, world_, options.generation, timeout_ms, &card),
+           "card");
       if (rank_ == 0) {
         must(sluice_key_generate(reinterpret_cast<unsigned char*>(key.data())), "key");
         rendezvous_ok(rendezvous.put("key", key));

@@ -318,7 +318,8 @@ def settings(**changes):
 @pytest.mark.parametrize("changes, text", [
     ({"job": "a b"}, "printable ASCII"), ({"job": ""}, "printable ASCII"), ({"job": "x" * 64}, "1 to 63"),
     ({"op_class": "best_effort"}, "version 0.2"), ({"op_class": "fast"}, "'consistent' and 'exact'"),
-    ({"fallback": "allreduce"}, "version 0.2"), ({"fallback": "x"}, "only None"),
+    ({"fallback": "x"}, "None .raise an error. and 'allreduce'"), ({"on_peer_loss": "x"}, "'fail' and 'continue'"),
+    ({"rejoin_timeout": 0}, "rejoin_timeout"),
     ({"deadline": "soon"}, "'auto', or seconds"), ({"deadline": 0}, "'auto', or seconds"),
     ({"timeout": 0}, "seconds above 0"), ({"on_incomplete": "correct"}, "'resync' and 'ignore'"),
     ({"max_bucket_bytes": 3}, "at least 64"),

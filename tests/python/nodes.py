@@ -78,9 +78,24 @@ class Daemons:
         with open(base + ".yaml", "w", encoding="utf-8") as file:
             file.write(f"node: node{node}\ntransport: {{bind: 127.0.0.1, port: 0}}\nsocket: {{path: {base}.sock}}\n"
                        f"metrics: {{listen: off}}\n{extra}\n")
-        with open(base + ".log", "wb") as log:
-            self.processes.append(subprocess.Popen([sluiced(), "--config", base + ".yaml"], stdin=subprocess.DEVNULL, stdout=log,
-                                                   stderr=subprocess.STDOUT, preexec_fn=die_with_parent))
+        self.processes.append(self._spawn(node))
+
+    def _spawn(self, node):
+        base = os.path.join(self._folder.name, f"node{node}")
+        with open(base + ".log", "ab") as log:
+            return subprocess.Popen([sluiced(), "--config", base + ".yaml"], stdin=subprocess.DEVNULL, stdout=log,
+                                    stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
+
+    def kill(self, node):
+        """kill -9."""
+        self.processes[node].kill()
+        self.processes[node].wait()
+
+    def restart(self, node):
+        """As its manager does after a kill(): the same socket, another port."""
+        os.unlink(self.sockets[node])
+        self.processes[node] = self._spawn(node)
+        self._await(node)
 
     def _await(self, node):
         end = time.monotonic() + START_S

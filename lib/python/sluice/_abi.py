@@ -85,6 +85,7 @@ class JoinOptions(ctypes.Structure):
         ("timeout_ms", ctypes.c_int32),
         ("cards", ctypes.POINTER(Card)),
         ("key", ctypes.POINTER(ctypes.c_ubyte)),
+        ("generation", ctypes.c_uint32),
     ]
 
 
@@ -155,6 +156,8 @@ PROTOTYPES = {
     "sluice_close": (None, [Handle]),
     "sluice_card_get": (ctypes.c_int, [Handle, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int,
                                        ctypes.POINTER(Card)]),
+    "sluice_card_renew": (ctypes.c_int, [Handle, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32,
+                                         ctypes.c_int, ctypes.POINTER(Card)]),
     "sluice_key_generate": (ctypes.c_int, [ctypes.POINTER(ctypes.c_ubyte)]),
     "sluice_join": (ctypes.c_int, [Handle, ctypes.POINTER(JoinOptions), ctypes.POINTER(Handle)]),
     "sluice_leave": (ctypes.c_int, [Handle, ctypes.c_int]),

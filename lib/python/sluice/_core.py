@@ -111,24 +111,26 @@ class Connection:
         if self._handle is None:
             raise InvalidArgument("sluice: the connection is closed")
 
-    def card(self, job, rank, world_size, timeout=5.0):
-        """This rank's card for `job`, 128 bytes: what every other rank needs before all can join. Good for one join."""
+    def card(self, job, rank, world_size, timeout=5.0, generation=0):
+        """This rank's card for `job`, 128 bytes: what every other rank needs before all can join. Good for one join.
+        generation: of the view, where ranks meet anew (after a lost daemon, for one): higher than any before. What is left
+        of older views here ends with ViewChanged."""
         self._check()
         card = _abi.Card()
-        code = self._library.sluice_card_get(self._handle, job.encode(), rank, world_size, _milliseconds(timeout),
-                                             ctypes.byref(card))
+        code = self._library.sluice_card_renew(self._handle, job.encode(), rank, world_size, generation,
+                                               _milliseconds(timeout), ctypes.byref(card))
         if code:
             _raise(self._library, code, f"job {job}, rank {rank}: asking for a card")
         return bytes(card.bytes)
 
     def join(self, job, rank, world_size, cards=None, key=None, local_ranks=0, arena_bytes=0, max_op_bytes=0,
-             deadline=None, timeout=None):
+             deadline=None, timeout=None, generation=0):
         """Joins `job` and waits until every node of it answers; returns a Job.
 
         cards: the cards of all ranks, in rank order, and key: 32 bytes that are equal on all ranks and secret. Without
         them the peers come from the daemon's configuration; a world of one rank needs neither. arena_bytes: shared
         memory for buffers (0: 4 x max_op_bytes); max_op_bytes: the largest tensor (0: 64 MiB); deadline: seconds,
-        default bound of `consistent` ops (None: the daemon's setting).
+        default bound of `consistent` ops (None: the daemon's setting); generation: that of the cards.
         """
         self._check()
         if cards is None and key is None and world_size == 1:
@@ -136,7 +138,7 @@ class Connection:
         options = _abi.JoinOptions(size=ctypes.sizeof(_abi.JoinOptions), job=job.encode(), rank=rank,
                                    world_size=world_size, local_ranks=local_ranks, arena_bytes=arena_bytes,
                                    max_op_bytes=max_op_bytes, deadline_us=_microseconds(deadline),
-                                   timeout_ms=_milliseconds(timeout))
+                                   timeout_ms=_milliseconds(timeout), generation=generation)
         if cards is not None:
             if len(cards) != world_size or any(len(card) != _abi.CARD_BYTES for card in cards):
                 raise InvalidArgument(f"sluice: job {job}, rank {rank}: {len(cards)} cards of "

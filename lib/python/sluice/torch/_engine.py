@@ -23,12 +23,13 @@ POLL_S = 0.02  # how often fates are asked for while nothing else happens
 class Work:
     """One bucket. `deliver(work)` is called on the completion thread when all parts are in or one failed."""
 
-    __slots__ = ("deliver", "error", "host", "nbytes", "keep")
+    __slots__ = ("deliver", "error", "host", "nbytes", "keep", "void")
 
     def __init__(self, host, nbytes, deliver, keep=None):
         self.host, self.nbytes = host, nbytes  # address of the bucket in host memory: read at submission, then written
         self.deliver, self.keep = deliver, keep  # keep: what must live until then
         self.error = None
+        self.void = False  # the step was dropped: the result is zeros
 
 
 class Part:
@@ -165,7 +166,7 @@ class Engine:
                     self._pending.popleft()
                 self._changed.notify_all()
             work.error = self.error
-            self._deliver(work)
+            self.deliver(work)
             self._fail_rest(self.error)
             return
         part.result.free()
@@ -177,7 +178,7 @@ class Engine:
                 self._unresolved.append(part)
             self._changed.notify_all()
         if part.last:
-            self._deliver(work)
+            self.deliver(work)
 
     def _result_of(self, part):
         end = time.monotonic() + self.timeout
@@ -213,10 +214,10 @@ class Engine:
             self._changed.notify_all()
         for work in dict.fromkeys(part.work for part in rest):
             work.error = error
-            self._deliver(work)
+            self.deliver(work)
 
     @staticmethod
-    def _deliver(work):
+    def deliver(work):
         deliver, work.deliver = work.deliver, None
         if deliver is not None:
             deliver(work)

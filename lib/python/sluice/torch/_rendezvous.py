@@ -45,23 +45,28 @@ def meet(job, own, process_group, timeout):
     return _meet_in_store(job, own, rank, world_size, process_group, timeout)
 
 
+def store():
+    """The store of the default group."""
+    return dist.distributed_c10d._get_default_store()
+
+
 def _meet_in_store(job, own, rank, world_size, process_group, timeout):
     """The same through the store of the default group, for groups (NCCL alone) that cannot move CPU data."""
-    store = dist.distributed_c10d._get_default_store()
+    default = store()
     members = "world"
     if process_group is not None:
         members = "-".join(str(dist.distributed_c10d.get_global_rank(process_group, r)) for r in range(world_size))
     count = _rounds.setdefault((job, members), itertools.count())
     prefix = f"sluice/{job}/{members}/{next(count)}"
-    store.set(f"{prefix}/{rank}", json.dumps(own))
+    default.set(f"{prefix}/{rank}", json.dumps(own))
     everyone = []
     for other in range(world_size):
         try:
-            store.wait([f"{prefix}/{other}"], datetime.timedelta(seconds=timeout))
+            default.wait([f"{prefix}/{other}"], datetime.timedelta(seconds=timeout))
         except RuntimeError as error:
             raise Error(f"sluice: job {job}, rank {rank}: rank {other} did not come to the rendezvous within {timeout:g} s "
                         f"({error}); is it running, and does it make its State at the same place?") from None
-        everyone.append(json.loads(store.get(f"{prefix}/{other}")))
+        everyone.append(json.loads(default.get(f"{prefix}/{other}")))
     return everyone
 
 
@@ -72,13 +77,13 @@ def agree(job, card, settings, key, error, process_group, timeout):
     encode = lambda data: base64.b64encode(data).decode() if data else ""  # noqa: E731
     own = {"card": encode(card), "settings": settings, "key": encode(key), "error": error}
     everyone = meet(job, own, process_group, timeout)
-    failed = [f"rank {r}: {other['error']}" for r, other in enumerate(everyone) if other["error"]]
-    if failed:
-        raise Error(f"sluice: job {job}: {len(failed)} of {world_size} ranks cannot join: " + "; ".join(failed),
-                    "UNREACHABLE")
     for r, other in enumerate(everyone):
         for name, value in everyone[0]["settings"].items():
             if other["settings"].get(name) != value:
                 raise InvalidArgument(f"sluice: job {job}: State settings differ between ranks: {name} is {value!r} on rank 0 "
                                       f"and {other['settings'].get(name)!r} on rank {r}; give all ranks the same")
+    failed = [f"rank {r}: {other['error']}" for r, other in enumerate(everyone) if other["error"]]
+    if failed:
+        raise Error(f"sluice: job {job}: {len(failed)} of {world_size} ranks cannot join: " + "; ".join(failed),
+                    "UNREACHABLE")
     return [base64.b64decode(other["card"]) for other in everyone], base64.b64decode(everyone[0]["key"])

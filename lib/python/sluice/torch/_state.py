@@ -1,6 +1,8 @@
 """State: one rank's membership in a job, as the state object of a DDP communication hook."""
 import atexit
+import hashlib
 import os
+import socket as sockets
 import sys
 import threading
 import warnings
@@ -10,7 +12,7 @@ import torch
 
 from .. import _abi, _core
 from .._errors import Error, Forked, InvalidArgument
-from . import _drift, _rendezvous, _settings, _sync
+from . import _drift, _recovery, _rendezvous, _settings, _sync, _views
 from ._engine import Engine, Work
 from ._names import Names, part_tag
 from ._sparse import densify, sparsify
@@ -32,7 +34,8 @@ class State:
     process_group   the ranks that meet (None: the default group); used for the rendezvous, not for gradients
     deadline        bound of one round: "auto" (the daemon's), or seconds. With op_class="exact": when to give up
     op_class        "consistent": bounded, all ranks apply the same bytes. "exact": complete, or an error; bit-equal
-    fallback        None: errors are raised. ("allreduce" comes with version 0.2)
+    fallback        None: errors are raised. "allreduce": without a daemon at the start, or when the job cannot go on, all
+                    ranks change to DDP's own allreduce at the same step
     timeout         seconds for the join, and for an op that gives no sign, before Timeout is raised
     socket          the daemon's socket; None: $SLUICE_SOCKET, else /run/sluice/sluice.sock
     max_bucket_bytes   largest op; larger buckets travel in parts. None: 64 MiB, or what the model needs
@@ -40,6 +43,10 @@ class State:
     model           the model or its DDP: gives parameters their names and sizes the memory (or state.attach(ddp) later)
     grad_scaler     the GradScaler of an AMP training, so that the daemon knows the loss scale
     on_incomplete   "resync": a round with holes warns and sets needs_resync. "ignore": it is only counted
+    optimizer       with it (and model) a job survives the loss of a daemon: all ranks enter a new view and take
+                    parameters and optimizer state from the one that is furthest
+    on_peer_loss    when a rank is gone: "fail", or "continue" without it, on more than half of the nodes; needs optimizer
+    rejoin_timeout  seconds to wait for a daemon that is being restarted, and for the new view
     drift_every     samples drift() by itself at the begin of every so many backward passes, for report(); 0: never.
                     Needs the model
 
@@ -48,13 +55,16 @@ class State:
 
     def __init__(self, job, process_group=None, deadline="auto", op_class="consistent", fallback=None, timeout=120.0,
                  socket=None, max_bucket_bytes=None, arena_bytes=None, model=None, grad_scaler=None,
-                 on_incomplete="resync", drift_every=0):
+                 on_incomplete="resync", drift_every=0, optimizer=None, on_peer_loss="fail", rejoin_timeout=30.0):
         self._settings = _settings.make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, arena_bytes,
-                                        on_incomplete, model, drift_every)
+                                        on_incomplete, model, drift_every, on_peer_loss, rejoin_timeout)
         self._begin()
         if model is not None:
             self._learn(model)
-        self.grad_scaler = grad_scaler
+        self.grad_scaler, self._optimizer = grad_scaler, optimizer
+        if on_peer_loss == "continue" and (optimizer is None or model is None):
+            raise InvalidArgument("sluice: on_peer_loss='continue' needs State(model=..., optimizer=...): ranks that were behind "
+                                  "take their state from the others")
         self._connect(process_group)
 
     def _begin(self):
@@ -67,12 +77,15 @@ class State:
         self._looked_for_ddp = False
         self._step_begins, self._loss_scale = True, 0.0
         self._model, self._passes = None, 0
+        self._optimizer = self._recovery = self._process_group = None
+        self._exchange = self._why_fallback = None  # after the fallback: what takes the engine's place
         self.needs_resync = False
         self.grad_scaler = None
         self.closed = False
 
     def _connect(self, process_group):
         settings = self._settings
+        self._process_group = process_group
         rank, world_size = _rendezvous.group_facts(process_group)
         connection = card = key = problem = None
         try:
@@ -81,24 +94,107 @@ class State:
             key = _core.generate_key() if rank == 0 else None
         except (Error, ImportError) as error:
             problem = str(error)
-            if world_size == 1:
+            if world_size == 1 and settings.fallback is None:
                 raise
         try:
-            cards, key = _rendezvous.agree(settings.job, card, {**settings.shared(), "names": self._names.known}, key,
-                                           problem, process_group, settings.timeout)
-            self._job = connection.join(settings.job, rank, world_size, cards, key, arena_bytes=settings.arena_bytes,
-                                        max_op_bytes=settings.max_op_bytes, deadline=settings.deadline,
-                                        timeout=settings.timeout)
-            # What a node sends before another one has attached the job to its lanes is dropped there. A bounded first op
-            # would then go on without it; an exact one is repaired until all are there.
-            self._job.barrier(settings.timeout)
-        except BaseException:
+            recovers = self._optimizer is not None and self._model is not None
+            shared = {**settings.shared(), "names": self._names.known, "model and optimizer given": recovers}
+            cards, key = _rendezvous.agree(settings.job, card, shared, key, problem, process_group, settings.timeout)
+            self._join(connection, cards, key, rank, world_size)
+        except BaseException as error:
             if connection is not None:
                 connection.close()
-            raise
+            if settings.fallback is None or getattr(error, "code", "") != "UNREACHABLE":
+                raise
+            # All ranks have these same words.
+            self._fall_back(str(error), _sync.GroupExchange(process_group))
+            if rank == 0:
+                warnings.warn(f"sluice: job {self.job}: gradients go over DDP's own allreduce, on all ranks, because {error}",
+                              SluiceWarning, stacklevel=3)
+            return
+        if world_size > 1 and (settings.fallback is not None or recovers):
+            self._watch(key, rank, world_size)
+
+    def _join(self, connection, cards, key, rank, world_size):
+        settings = self._settings
+        job = problem = None
+        try:
+            job = connection.join(settings.job, rank, world_size, cards, key, arena_bytes=settings.arena_bytes,
+                                  max_op_bytes=settings.max_op_bytes, deadline=settings.deadline, timeout=settings.timeout)
+            # What a node sends before another one has attached the job to its lanes is dropped there. A bounded first op
+            # would then go on without it; an exact one is repaired until all are there.
+            job.barrier(settings.timeout)
+        except Error as error:
+            if settings.fallback is None:
+                raise
+            problem = str(error)
+        if settings.fallback is not None:
+            problem = _recovery.meet(self, self._process_group, problem)
+            if problem:
+                if job is not None:
+                    job.abort()
+                raise Error(problem, "UNREACHABLE")
         self._connection = connection
-        self._engine = Engine(self._job, settings.op_class, settings.deadline, settings.timeout, self._stats, self._seen)
+        self._take_job(job)
+
+    def _take_job(self, job):
+        settings = self._settings
+        self._job = job
+        self._engine = Engine(job, settings.op_class, settings.deadline, settings.timeout, self._stats, self._seen)
+        if self._recovery is not None:
+            self._recovery.views.placed(job.node, job.nodes)
         _states.add(self)
+
+    def _watch(self, key, rank, world_size):
+        """Makes ready for the loss of a daemon or a rank."""
+        settings = self._settings
+        run = hashlib.sha256(b"sluice run" + key).hexdigest()[:16]  # other Jobs of this name may use the same store
+        store = _views.Store(_rendezvous.store(), f"sluice/{settings.job}/{run}")
+        facts = {"pid": os.getpid(), "host": sockets.gethostname(), "node": self._job.node}
+        views = _views.Views(store, rank, range(world_size), facts, settings.on_peer_loss == "continue",
+                             settings.fallback == "allreduce", self._end_view)
+        views.placed(self._job.node, self._job.nodes)
+        self._recovery = _recovery.Recovery(self, views, key, self._optimizer)
+
+    def _drop(self):
+        """Leaves a job that has failed, so that the other ranks learn of it at once."""
+        engine, job, connection = self._engine, self._job, self._connection
+        self._connection = None
+        if connection is None:
+            return
+        try:
+            job.abort()
+        except Error:
+            pass  # its daemon is gone
+        if self._stager is not None:
+            self._stager.stop()
+            self._stager = None
+        engine.error = engine.error or Error(f"sluice: job {self.job} ended")
+        engine.stop()
+        with self._lock:
+            try:
+                job.leave(0.0)
+            except Error:
+                pass
+        connection.close()
+
+    def _end_view(self):
+        """Another rank found that the view cannot go on; so do not wait until this one finds it, too. Any thread."""
+        with self._lock:
+            try:
+                if self._connection is not None:
+                    self._job.abort()
+            except Error:
+                pass
+
+    def _fall_back(self, why, exchange):
+        """From now on gradients and all other calls go over the process group."""
+        if self._connection is not None:
+            self._connection.close()
+        self._exchange, self._why_fallback = exchange, why
+        self._connection = self._engine = None
+        if self._recovery is not None:
+            self._recovery.views.leave(False)
 
     # --- What it is
 
@@ -108,10 +204,14 @@ class State:
 
     @property
     def rank(self):
+        if self._exchange is not None:
+            return self._exchange.job.rank
         return self._job.rank if self._job is not None else -1
 
     @property
     def world_size(self):
+        if self._exchange is not None:
+            return self._exchange.job.world_size
         return self._job.world_size if self._job is not None else 0
 
     @property
@@ -145,22 +245,44 @@ class State:
 
     def reduce(self, tensor, parameters, is_last):
         """What the hook does with one bucket; returns the future that DDP waits for."""
-        engine = self._ready()
+        engine, step, begins = None, None, self._step_begins
+        if self._recovery is None and self._exchange is None:
+            engine = self._ready()  # an unpickled State gets its recovery here, too
+        if self._exchange is None and self._recovery is not None:
+            self._check_usable()
+            step = self._recovery.bucket(begins)
+            if step is None:  # the others have done this step
+                self._step_begins = is_last
+                self._passes += begins
+                return _recovery.nothing(tensor)
+            engine = self._engine
+            step.error = step.error or engine.error
         self._speak()
         if not self._looked_for_ddp:
             self._look_for_ddp(parameters)
-        if self._step_begins and self._settings.drift_every:
-            self._sample_drift()
+        if begins and self._settings.drift_every:
+            self._sample_drift(step)
+        if self._exchange is not None:
+            self._check_usable()
+            self._step_begins = is_last
+            self._stats.add("buckets")
+            return _recovery.allreduce(tensor, self._process_group)
+        future = self._reduce(engine, step, tensor, parameters, is_last)
+        if step is not None and is_last:
+            step.close()
+        return future
+
+    def _reduce(self, engine, step, tensor, parameters, is_last):
         if tensor.is_sparse:
-            return self._reduce_sparse(engine, tensor, parameters, is_last)
+            return self._reduce_sparse(engine, step, tensor, parameters, is_last)
         dtype = TYPES.get(tensor.dtype)
         if dtype is None:
             raise InvalidArgument(f"sluice: gradients of type {tensor.dtype} ({self._names.describe(parameters)}) cannot be "
                                   f"averaged; {', '.join(sorted(TYPES.values()))} can")
         tag = self._names.tag(parameters, tensor)
-        return self._start(engine, tensor, tensor, tag, parameters, is_last, lambda: tensor)
+        return self._start(engine, step, tensor, tensor, tag, parameters, is_last, lambda: tensor)
 
-    def _reduce_sparse(self, engine, tensor, parameters, is_last):
+    def _reduce_sparse(self, engine, step, tensor, parameters, is_last):
         if self._stats.counts["densified"] == 0:
             warnings.warn("sluice: sparse gradients are sent as dense tensors in this version "
                           f"({self._names.describe(parameters)}: {tuple(tensor.shape)}); their sparse exchange comes with a later "
@@ -170,10 +292,10 @@ class State:
             raise InvalidArgument(f"sluice: sparse gradients of type {tensor.dtype} cannot be averaged")
         tag = self._names.tag(parameters, tensor)
         dense = densify(tensor)
-        return self._start(engine, dense, dense, tag, parameters, is_last,
+        return self._start(engine, step, dense, dense, tag, parameters, is_last,
                            lambda: sparsify(dense, tensor.shape, tensor.sparse_dim()))
 
-    def _start(self, engine, source, target, tag, parameters, is_last, value):
+    def _start(self, engine, step, source, target, tag, parameters, is_last, value):
         """Sends flat tensor `source`; the mean ends up in `target`, and the future completes with value()."""
         nbytes = source.numel() * source.element_size()
         cuts = engine.parts_of(nbytes)
@@ -183,7 +305,7 @@ class State:
         scale = self._scale(is_last)
         self._stats.add("buckets")
         if source.is_cuda:
-            return self._start_cuda(engine, source, target, (dtype, tags, cuts, described, scale), value)
+            return self._start_cuda(engine, step, source, target, (dtype, tags, cuts, described, scale), value)
         host = source.detach()
         if not host.is_contiguous():
             host = host.contiguous()
@@ -195,37 +317,44 @@ class State:
             done.set_result(None)
 
         work = Work(host.data_ptr(), nbytes, finish, keep=(host, target))
-        engine.submit(work, source.numel(), dtype, tags, cuts, described, scale)
-        return done.then(lambda _: _value_of(work, value))
+        future = done.then(lambda _: _value_of(work, value))
+        _submit(engine, step, work, lambda: engine.submit(work, source.numel(), dtype, tags, cuts, described, scale))
+        return future
 
-    def _start_cuda(self, engine, source, target, what, value):
+    def _start_cuda(self, engine, step, source, target, what, value):
         from ._cuda import Stager
         if self._stager is None:
             self._stager = Stager(source.device, lambda submission, staging: submission(staging),
                                   lambda submission, error: submission(None, error))
         stager = self._stager
         done = torch.futures.Future(devices=[source.device])
-        holder = Work(0, source.numel() * source.element_size(), None)
         dtype, tags, cuts, described, scale = what
+        staged = []
+
+        def finish(work):
+            if work.error is not None:
+                done.set_result(None)
+            elif staged:
+                stager.deliver(staged[0], target, done)
+            else:  # the step was dropped before this bucket was copied
+                target.zero_()
+                done.set_result(target)
+
+        holder = Work(0, source.numel() * source.element_size(), finish)
 
         def submission(staging, error=None):
-            def finish(work):
-                if work.error is None:
-                    stager.deliver(staging, target, done)
-                else:
-                    done.set_result(None)
-
             if error is not None:
                 engine.error = engine.error or error
                 holder.error = engine.error
-                if not done.done():
-                    done.set_result(None)
+                Engine.deliver(holder)
                 return
-            holder.host, holder.deliver, holder.keep = staging.data_ptr(), finish, (staging, target)
+            staged.append(staging)
+            holder.host, holder.keep = staging.data_ptr(), (staging, target)
             engine.submit(holder, staging.numel(), dtype, tags, cuts, described, scale)
 
-        stager.stage(source.detach().view(-1), submission)
-        return done.then(lambda _: _value_of(holder, value))
+        future = done.then(lambda _: _value_of(holder, value))
+        _submit(engine, step, holder, lambda: stager.stage(source.detach().view(-1), submission))
+        return future
 
     def _scale(self, is_last):
         """The loss scale; asked for once per backward, because a GPU's GradScaler synchronises for it."""
@@ -234,13 +363,27 @@ class State:
         self._step_begins = is_last
         return self._loss_scale
 
-    def _ready(self):
+    def _check_usable(self):
         if self._pid != os.getpid():
             raise Forked(f"sluice: the State of job {self.job} belongs to the parent process; make one in the child")
         if self.closed:
             raise InvalidArgument(f"sluice: the State of job {self.job} was closed")
-        if self._engine is None:
+
+    def _collective(self, function, skipped):
+        """function(engine) on all ranks, in a new view if the present one fails meanwhile. skipped: the value where the other
+        ranks have done it before."""
+        engine = self._ready() if self._recovery is None else None
+        if self._recovery is None or self._exchange is not None:
+            return function(engine if engine is not None else self._ready())
+        self._check_usable()
+        return self._recovery.call(function, skipped)
+
+    def _ready(self):
+        self._check_usable()
+        if self._engine is None and self._exchange is None:
             self._connect(None)  # unpickled
+        if self._exchange is not None:
+            return self._exchange
         if self._engine.error is not None:
             raise self._engine.error
         return self._engine
@@ -281,12 +424,15 @@ class State:
         node); round_ms and wait_ms (p50, p99, max, over the last 4,096 ops); incomplete, corrected; blocks_expected,
         _received, _skipped, _uncounted (own, not in the sum), _repaired; approximated_ratio (blocks of results that are
         missing here, and own blocks that are in no sum, of those expected); late_ops, late_nodes,
-        worst_nodes {node: how often it came last}; waits; resyncs, needs_resync; densified; tags {tag: parameters,
+        worst_nodes {node: how often it came last}; waits; resyncs, needs_resync; rejoins (views that were entered),
+        steps_lost (their gradients were dropped), view, fallback (why, or None); densified; tags {tag: parameters,
         elements, type, ops, incomplete, round_ms}; drift {last, max, samples}: what drift() saw."""
         self._speak()
         facts = {"job": self.job, "rank": self.rank, "world_size": self.world_size,
                  "nodes": self._job.nodes if self._job is not None else 0, "op_class": self._settings.op_class,
-                 "needs_resync": self.needs_resync, "error": str(self.error) if self.error else None}
+                 "needs_resync": self.needs_resync, "error": str(self.error) if self.error else None,
+                 "fallback": self._why_fallback,
+                 "view": self._recovery.views.generation if self._recovery is not None else 0}
         return {**facts, **self._stats.report()}
 
     def recent(self):
@@ -300,8 +446,9 @@ class State:
         """Collective. If any rank needs it (or force), copies parameters, buffers, the optimizer's state and the
         GradScaler's from the lowest rank that does not, exactly. Returns whether it did. When nobody needs it, it costs
         one small round: call it every some steps, on all ranks at the same step."""
-        done = _sync.resync(self._ready(), self.needs_resync, self._stats.counts["incomplete"], model, optimizer,
-                            grad_scaler if grad_scaler is not None else self.grad_scaler, force)
+        done = self._collective(lambda engine: _sync.resync(
+            engine, self.needs_resync, self._stats.counts["incomplete"], model, optimizer,
+            grad_scaler if grad_scaler is not None else self.grad_scaler, force), False)
         if done:
             self.needs_resync = False
             self._stats.add("resyncs")
@@ -310,45 +457,64 @@ class State:
 
     def sync_buffers(self, model, root=0):
         """Collective: the model's buffers (BatchNorm statistics ...) of rank `root` to all, exactly. Returns the bytes."""
-        return _sync.broadcast(self._ready(), list(model.buffers()), root)
+        return self._collective(lambda engine: _sync.broadcast(engine, list(model.buffers()), root), 0)
 
     def sync_parameters(self, model, root=0):
         """Collective: the model's parameters of rank `root` to all, exactly. Returns the bytes."""
-        return _sync.broadcast(self._ready(), [p.data for p in model.parameters()], root)
+        return self._collective(lambda engine: _sync.broadcast(engine, [p.data for p in model.parameters()], root), 0)
 
     def parameter_distance(self, model):
         """Collective: the largest distance of a rank's parameters from rank 0's, relative to the norm of rank 0's; equal on
         all ranks. 0.0 means bit-equal up to the sign of zero. Sends the whole model once."""
-        return _sync.parameter_distance(self._ready(), model)
+        return self._collective(lambda engine: _sync.parameter_distance(engine, model), float("nan"))
 
     def drift(self, model):
         """Collective: an estimate of parameter_distance() from 8 kB a rank, about 4 % off; 0.0 if and only if all ranks'
         parameters are equal bit by bit. report()["drift"] keeps the last one and the largest. Reads all parameters once."""
-        engine = self._ready()
-        sketches = _sync.gather(engine, _drift.Sketch(model.parameters()).pack())
+        sketches = self._collective(lambda engine: _sync.gather(engine, _drift.Sketch(model.parameters()).pack()), None)
+        if sketches is None:
+            return float("nan")
         value = _drift.distance([_drift.Sketch.unpack(sketch) for sketch in sketches])
         self._stats.drift(value)
         return value
 
-    def _sample_drift(self):
+    def _sample_drift(self, step):
         """At the begin of a backward pass, where the parameters are those after the last optimizer step on every rank."""
         self._passes += 1
         model = self._model() if self._model is not None else None
         if model is not None and self._passes % self._settings.drift_every == 0:
-            self.drift(model)
+            if step is None:
+                self.drift(model)
+            elif step.error is None:
+                self._sample_in(step, model)
+
+    def _sample_in(self, step, model):
+        """Within a step, which is a call of its own: what fails here fails the step."""
+        try:
+            sketches = _sync.gather(self._engine, _drift.Sketch(model.parameters()).pack())
+            self._stats.drift(_drift.distance([_drift.Sketch.unpack(sketch) for sketch in sketches]))
+        except Error as error:
+            self._engine.error = self._engine.error or error
+            step.error = step.error or error
 
     def barrier(self, timeout=None):
         """Collective: ends on no rank before every rank has called it."""
-        self._ready().job.barrier(timeout)
+        self._collective(lambda engine: engine.job.barrier(timeout), None)
 
     # --- The end
 
     def close(self, abort=False):
         """Leaves the job; any number of times. abort: ends it on all ranks, so that they need not wait for this one."""
+        if not self.closed and not abort and self._pid == os.getpid():
+            self._part()
         with self._lock:
             engine, job, connection, stager = self._engine, self._job, self._connection, self._stager
             already, self.closed = self.closed, True
-        if already or engine is None or self._pid != os.getpid():
+        if already or self._pid != os.getpid():
+            return
+        if self._recovery is not None:
+            self._recovery.views.leave(abort or self.error is not None)
+        if engine is None or connection is None:
             return
         self._speak()
         if engine.error is None and not abort:
@@ -363,6 +529,19 @@ class State:
         except Error:
             pass  # the job is left all the same; what failed before was raised where it happened
         connection.close()
+
+    def _part(self):
+        """Leaving is collective where a job can enter new views: a rank that is behind may still need this one's state."""
+        if self._recovery is None or self._exchange is not None or self._engine is None or self._engine.error is not None:
+            return
+        self._engine.drain(LEAVE_S)
+        self._recovery.closing = True
+        try:
+            self._recovery.call(lambda engine: engine.job.barrier(self._settings.timeout), None)
+        except _recovery.Over:
+            pass
+        except Error as error:
+            self._said.append(f"sluice: job {self.job}, rank {self.rank}: leaving: {error}")
 
     def __enter__(self):
         return self
@@ -380,6 +559,22 @@ class State:
         warnings.warn(f"sluice: the State of job {self.job} was restored without its connection and process group; it joins again, "
                       "with the default group, at its first use: that is collective. Parameter names: call attach() again",
                       SluiceWarning, stacklevel=2)
+
+
+def _submit(engine, step, work, submit):
+    """Starts a bucket. Where a Step holds it, a failure is the step's, else it is raised."""
+    if step is None:
+        submit()
+        return
+    step.take(work)
+    if step.error is None:
+        try:
+            submit()
+            return
+        except Error as error:
+            engine.error = engine.error or error
+    work.error = step.error or engine.error
+    Engine.deliver(work)
 
 
 def _value_of(work, value):

@@ -5,6 +5,7 @@ import struct
 import warnings
 
 import torch
+import torch.distributed as dist
 
 from .._errors import InvalidArgument
 from . import _codec
@@ -77,9 +78,56 @@ class _Stream:
             self._receive()
 
 
+class GroupExchange:
+    """In place of an engine: the same calls over a process group, once the job has fallen back to DDP's own allreduce."""
+
+    class Member:
+        def __init__(self, process_group):
+            self._group = process_group
+            self.rank, self.world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+
+        def barrier(self, _timeout=None):
+            dist.barrier(group=self._group)
+
+    def __init__(self, process_group):
+        self.group, self.job = process_group, GroupExchange.Member(process_group)
+        name = str(dist.get_backend(process_group)).lower()
+        self.device = None if "gloo" in name or "mpi" in name else torch.device("cuda", torch.cuda.current_device())
+
+    def carried(self, host):
+        """The tensor that the group can move: the host tensor itself, or its copy on the device."""
+        return host if self.device is None else host.to(self.device)
+
+    def source(self, root):
+        return root if self.group is None else dist.distributed_c10d.get_global_rank(self.group, root)
+
+
+class _GroupStream:
+    def __init__(self, exchange, root):
+        self._exchange, self._root = exchange, root
+        self.bytes = 0
+
+    def add(self, host, done):
+        self.bytes += _nbytes(host)
+        if _nbytes(host):
+            flat = host.view(-1).view(torch.uint8)  # some backends know few types
+            moved = self._exchange.carried(flat)
+            dist.broadcast(moved, self._exchange.source(self._root), group=self._exchange.group)
+            if moved is not flat:
+                flat.copy_(moved)
+        done()
+
+    def finish(self):
+        pass
+
+
+def _stream(engine, root):
+    return (_GroupStream if isinstance(engine, GroupExchange) else _Stream)(engine, root)
+
+
 def broadcast(engine, tensors, root):
     """Every tensor of rank `root` to all ranks, in place. All ranks must have tensors of the same sizes. Returns bytes."""
-    stream = _Stream(engine, root)
+    stream = _stream(engine, root)
     keep = []  # host copies, until their bytes are there
     for tensor in tensors:
         host = _host(tensor)
@@ -107,7 +155,7 @@ def broadcast_bytes(engine, data, root):
 
 
 def parameter_distance(engine, model):
-    stream = _Stream(engine, 0)
+    stream = _stream(engine, 0)
     squares = [0.0, 0.0]  # of the difference, of rank 0's
     for parameter in model.parameters():
         own = _host(parameter)
@@ -128,6 +176,11 @@ def parameter_distance(engine, model):
 def gather(engine, data):
     """The (equally long) bytes of all ranks, in rank order."""
     job = engine.job
+    if isinstance(engine, GroupExchange):
+        own = engine.carried(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        parts = [torch.empty_like(own) for _ in range(job.world_size)]
+        dist.all_gather(parts, own, group=engine.group)
+        return [bytes(part.cpu().numpy()) for part in parts]
     result = engine.alloc(len(data) * job.world_size)
     job.wait(job.submit_all_gather(data, result, len(data)), engine.timeout)
     whole = bytes(result.view()[:len(data) * job.world_size])
@@ -147,14 +200,19 @@ def resync(engine, needed, incomplete, model, optimizer, grad_scaler, force):
         root = min(range(len(votes)), key=lambda rank: votes[rank][2])
         warnings.warn("sluice: every rank had incomplete rounds; resync takes the parameters of rank "
                       f"{root}, which had the fewest. All ranks are equal afterwards, but no rank had every block", stacklevel=4)
-    broadcast(engine, [p.data for p in model.parameters()] + list(model.buffers()), root)
+    copy_all(engine, model, optimizer, grad_scaler, root)
+    return True
+
+
+def copy_all(engine, model, optimizer, grad_scaler, root):
+    """Parameters, buffers, the optimizer's state and the scaler's of rank `root` to all; what is None is left out."""
+    broadcast(engine, [p.data for p in model.parameters()] + [buffer.data for buffer in model.buffers()], root)
     if optimizer is not None:
         _broadcast_optimizer(engine, optimizer, root)
     if grad_scaler is not None:
         state = _broadcast_object(engine, grad_scaler.state_dict(), root)
         if engine.job.rank != root:
             grad_scaler.load_state_dict(state)
-    return True
 
 
 def _broadcast_optimizer(engine, optimizer, root):

@@ -1,0 +1,57 @@
+"""What the ranks of rejoin_test.py do. One State with an optimizer, training that says where it is by files, and a digest
+of everything that must be equal in the end."""
+import hashlib
+import os
+import time
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import cases
+import sluice.torch
+
+
+def digest(model, optimizer):
+    """Of parameters, buffers and the optimizer's tensors."""
+    sha = hashlib.sha256()
+    state = optimizer.state_dict()["state"]
+    tensors = list(model.parameters()) + list(model.buffers())
+    tensors += [value for key in sorted(state) for value in state[key].values() if isinstance(value, torch.Tensor)]
+    for tensor in tensors:
+        sha.update(tensor.detach().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def survive(rank, world, job, folder, steps=60, pause=0.01, name=None, adam=False, batch_norm=False, known=True, op_class="exact",
+            deadline=20.0, **options):
+    torch.manual_seed(0)
+    ddp = DDP(cases.mlp(batch_norm=batch_norm), broadcast_buffers=False, bucket_cap_mb=0.001)
+    optimizer = torch.optim.Adam(ddp.parameters(), 1e-3) if adam else torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
+    known = {"model": ddp, "optimizer": optimizer} if known else {}
+    with cases.caught() as said:
+        with sluice.torch.State(name or job, op_class=op_class, deadline=deadline, timeout=60.0, **known, **options) as state:
+            ddp.register_comm_hook(state, sluice.torch.hook)
+            train_some(ddp, optimizer, rank, 3)  # past the point where DDP makes its buckets anew
+            open(os.path.join(folder, f"ready{rank}"), "w").close()
+            train_some(ddp, optimizer, rank, steps, pause)
+            state.sync_buffers(ddp)  # BatchNorm's differ from rank to rank until here
+            report, ranks = state.report(), state.world_size
+        loss = float(nn.functional.cross_entropy(ddp(cases.batch(9, 9, 64)[0]), cases.batch(9, 9, 64)[1]))
+    return {"digest": digest(ddp, optimizer), "report": report, "said": said, "ranks": ranks, "loss": loss}
+
+
+def train_some(ddp, optimizer, rank, steps, pause=0.0):
+    for step in range(steps):
+        inputs, labels = cases.batch(rank, step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(inputs), labels).backward()
+        optimizer.step()
+        time.sleep(pause)
+
+
+def stopped(rank, world, job, folder, steps=40):
+    """As survive, in the bounded class, and with what the report says of who was waited for."""
+    began = time.monotonic()
+    result = survive(rank, world, job, folder, steps=steps, op_class="consistent", deadline=0.3)
+    return {**result, "seconds": time.monotonic() - began}
