@@ -14,6 +14,7 @@ namespace sluice::config {
 
 enum class PortKind : uint8_t { kUdp = 0 };
 enum class FaultDirection : uint8_t { kSend = 0, kReceive = 1, kBoth = 2 };
+enum class Fill : uint8_t { kOwn = 0, kZero = 1 };
 enum class IdleMode : uint8_t { kAdaptive = 0, kBusy = 1, kEvent = 2 };
 enum class SealingMode : uint8_t { kAuth = 0, kNone = 1 };
 enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
@@ -39,6 +40,7 @@ struct Config {
     std::vector<std::string> bind;
     uint32_t port = 0;
     uint64_t receive_buffer = 0, send_buffer = 0;
+    uint64_t link_rate = 0;  // bits per second; 0: auto
     bool gso = false, gro = false;
 
     // Faults that are injected on purpose; probabilities are per datagram.
@@ -78,7 +80,14 @@ struct Config {
   } socket;
 
   struct Exchange {
-    Micros deadline = 0, op_timeout = 0, rank_timeout = 0, peer_timeout = 0, peer_interval = 0, linger = 0;
+    Micros deadline = 0;  // 0: auto
+    Micros hard_deadline_min = 0, hard_deadline_max = 0;
+    double h_factor = 0;
+    uint32_t warmup_ops = 0;
+    bool carry_over = false;
+    uint32_t carry_max_ops = 0;  // 0: auto
+    Fill fill{};
+    Micros op_timeout = 0, rank_timeout = 0, peer_timeout = 0, peer_interval = 0, linger = 0;
     Micros join_timeout = 0;
     uint32_t pull_patience = 0, max_lag = 0, incast = 0;
     double min_contribution = 0;

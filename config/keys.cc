@@ -87,6 +87,20 @@ const std::array kKeys = {
         .max = kGiB,
         .help = "SO_SNDBUF of each lane, clamped to net.core.wmem_max.",
         .field = SLUICE_FIELD(transport.send_buffer)},
+    Key{.name = "transport.link_rate",
+        .kind = Kind::kBitRate,
+        .default_value = "auto",
+        .min = 1e6,
+        .max = 1e13,
+        .special = "auto",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help =
+            "Speed of the slowest link between the nodes of a job. No deadline that adapts is set below 4 "
+            "times what an op needs at this rate. auto: what the kernel says of the interface; where it "
+            "says nothing, there is no such floor. Must be equal on all nodes of a job whose deadlines "
+            "adapt.",
+        .field = SLUICE_FIELD(transport.link_rate)},
     Key{.name = "transport.gso",
         .kind = Kind::kFlag,
         .default_value = "true",
@@ -237,13 +251,87 @@ const std::array kKeys = {
         .default_value = "5s",
         .min = kMs,
         .max = 600 * kSecond,
+        .special = "auto",
         .reload = true,
         .source = Source::kJudgement,
         .help =
-            "H: bound of a `consistent` op, counted from the moment half of the nodes take part. Half of "
-            "it is for pushing, half for pulling. What a rank sends after the first half is not counted and "
-            "lost, so leave room for the slowest one. A client can set its own for a job or an op.",
+            "H: bound of a `consistent` or `best_effort` op, counted from the moment half of the nodes take "
+            "part. Half of it is for pushing, half for pulling. What a rank sends after the first half is "
+            "not "
+            "counted: with exchange.carry_over it joins a later op, without it is lost, so leave room for "
+            "the "
+            "slowest one. auto: measured while the job runs, for each size of op, after a warm-up in which "
+            "ops wait for all. A client can set its own for a job or an op.",
         .field = SLUICE_FIELD(exchange.deadline)},
+    Key{.name = "exchange.hard_deadline_max",
+        .kind = Kind::kDuration,
+        .default_value = "1s",
+        .min = kMs,
+        .max = 600 * kSecond,
+        .reload = true,
+        .source = Source::kProtocol,
+        .help = "The longest bound that deadline auto may find.",
+        .field = SLUICE_FIELD(exchange.hard_deadline_max)},
+    Key{.name = "exchange.hard_deadline_min",
+        .kind = Kind::kDuration,
+        .default_value = "10ms",
+        .min = 100,
+        .max = 600 * kSecond,
+        .reload = true,
+        .source = Source::kJudgement,
+        .help = "The shortest one. Below it a wake-up on a busy machine decides, not the network.",
+        .field = SLUICE_FIELD(exchange.hard_deadline_min)},
+    Key{.name = "exchange.warmup_ops",
+        .kind = Kind::kCount,
+        .default_value = "20",
+        .min = 1,
+        .max = 64,
+        .reload = true,
+        .source = Source::kProtocol,
+        .help = "With deadline auto: ops of a size that are measured before it gets a bound. Until then they "
+                "end when all ranks are in, or fail after op_timeout, as `exact` ones do.",
+        .field = SLUICE_FIELD(exchange.warmup_ops)},
+    Key{.name = "exchange.h_factor",
+        .kind = Kind::kRatio,
+        .default_value = "5",
+        .min = 1,
+        .max = 100,
+        .reload = true,
+        .source = Source::kProtocol,
+        .help =
+            "With deadline auto: the bound is this many times the 95th percentile of the completion time.",
+        .field = SLUICE_FIELD(exchange.h_factor)},
+    Key{.name = "exchange.carry_over",
+        .kind = Kind::kFlag,
+        .default_value = "false",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help =
+            "What of a rank's contribution a `consistent` op did not count joins a later op of the same "
+            "tag, instead of being lost. mean then divides by all ranks. Costs memory of the job pool only "
+            "where something is owed.",
+        .field = SLUICE_FIELD(exchange.carry_over)},
+    Key{.name = "exchange.carry_max_ops",
+        .kind = Kind::kCount,
+        .default_value = "auto",
+        .min = 1,
+        .max = 100'000,
+        .special = "auto",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help = "Carry-over that is older than this many ops of its tag (steps of training) is discarded and "
+                "counted. auto: twice max_lag, divided by the ops of one step, at least 8.",
+        .field = SLUICE_FIELD(exchange.carry_max_ops)},
+    Key{.name = "exchange.fill",
+        .kind = Kind::kChoice,
+        .default_value = "own",
+        .choices = "own|zero",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help =
+            "What stands in the holes of a `best_effort` result: own, this rank's contribution (for a sum "
+            "multiplied by the number of ranks), or zero.",
+        .field = SLUICE_CHOICE(exchange.fill)},
     Key{.name = "exchange.op_timeout",
         .kind = Kind::kDuration,
         .default_value = "30s",

@@ -36,7 +36,14 @@ Error invalid(std::string message) { return {EINVAL, std::move(message)}; }
 // Stores a number after comparing it with the key's range.
 template <typename Stored, typename Parsed>
 Result<void> store_number(const Key& key, std::string_view text, Result<Parsed> parsed, Config* config) {
-  if (!parsed) return parsed.error();
+  if (!key.special.empty() && text == key.special) {
+    field<Stored>(key, *config) = 0;
+    return {};
+  }
+  if (!parsed) {
+    if (key.special.empty()) return parsed.error();
+    return invalid(fmt::format("{}; or {}", parsed.error().message, key.special));
+  }
   const auto value = static_cast<double>(*parsed);
   if (value < key.min || value > key.max)
     return invalid(fmt::format("{} is out of range; allowed: {}", text, allowed(key)));
@@ -50,6 +57,8 @@ std::string format_bound(const Key& key, double bound) {
       return bound == 0 ? "0" : format_duration(static_cast<Micros>(bound));
     case Kind::kBytes:
       return bound == 0 ? "0" : format_bytes(static_cast<uint64_t>(bound));
+    case Kind::kBitRate:
+      return format_bit_rate(static_cast<uint64_t>(bound));
     case Kind::kRatio:
       return format_ratio(bound);
     default:
@@ -131,6 +140,8 @@ Result<void> set_value(const Key& key, std::string_view text, Config* config) {
       return store_number<Micros>(key, text, parse_duration(text), config);
     case Kind::kBytes:
       return store_number<uint64_t>(key, text, parse_bytes(text), config);
+    case Kind::kBitRate:
+      return store_number<uint64_t>(key, text, parse_bit_rate(text), config);
     case Kind::kMode: {
       auto value = parse_mode(text);
       if (!value) return value.error();
@@ -180,17 +191,23 @@ Result<void> set_list(const Key& key, const std::vector<std::string>& texts, Con
 
 std::string format_value(const Key& key, const Config& config) {
   auto& source = const_cast<Config&>(config);  // field() only hands out the reference
+  const auto is_special = [&](auto value) { return !key.special.empty() && value == 0; };
   switch (key.kind) {
     case Kind::kFlag:
       return field<bool>(key, source) ? "true" : "false";
     case Kind::kCount:
+      if (is_special(field<uint32_t>(key, source))) return std::string(key.special);
       return fmt::format("{}", field<uint32_t>(key, source));
     case Kind::kRatio:
       return format_ratio(field<double>(key, source));
     case Kind::kDuration:
+      if (is_special(field<Micros>(key, source))) return std::string(key.special);
       return format_duration(field<Micros>(key, source));
     case Kind::kBytes:
       return format_bytes(field<uint64_t>(key, source));
+    case Kind::kBitRate:
+      if (is_special(field<uint64_t>(key, source))) return std::string(key.special);
+      return format_bit_rate(field<uint64_t>(key, source));
     case Kind::kMode:
       return format_mode(field<uint32_t>(key, source));
     case Kind::kChoice:
@@ -220,7 +237,8 @@ void copy_value(const Key& key, const Config& from, Config* to) {
 
 std::string allowed(const Key& key) {
   const auto range = [&](const char* what) {
-    const std::string prefix = *what == '\0' ? "" : fmt::format("{}, ", what);
+    const std::string special = key.special.empty() ? "" : fmt::format("{}, or ", key.special);
+    const std::string prefix = special + (*what == '\0' ? "" : fmt::format("{}, ", what));
     if (std::isinf(key.max)) return fmt::format("{}at least {}", prefix, format_bound(key, key.min));
     return fmt::format("{}{} to {}", prefix, format_bound(key, key.min), format_bound(key, key.max));
   };
@@ -234,6 +252,8 @@ std::string allowed(const Key& key) {
       return range("a time");
     case Kind::kBytes:
       return range("a size");
+    case Kind::kBitRate:
+      return range("a rate");
     case Kind::kMode:
       return "a file mode, octal";
     case Kind::kChoice: {
@@ -282,6 +302,18 @@ std::vector<CrossProblem> cross_check(const Config& config) {
         {"exchange.deadline",
          fmt::format("{} is above exchange.op_timeout ({}): a bounded op would outlast an exact one",
                      format_duration(exchange.deadline), format_duration(exchange.op_timeout))});
+  }
+  if (exchange.hard_deadline_min > exchange.hard_deadline_max) {
+    problems.push_back(
+        {"exchange.hard_deadline_min", fmt::format("{} is above exchange.hard_deadline_max ({})",
+                                                   format_duration(exchange.hard_deadline_min),
+                                                   format_duration(exchange.hard_deadline_max))});
+  }
+  if (exchange.hard_deadline_max > exchange.op_timeout) {
+    problems.push_back(
+        {"exchange.hard_deadline_max",
+         fmt::format("{} is above exchange.op_timeout ({}): a bounded op would outlast an exact one",
+                     format_duration(exchange.hard_deadline_max), format_duration(exchange.op_timeout))});
   }
   const auto& faults = config.transport.faults;
   if (faults.any() && !faults.i_know) {

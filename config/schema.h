@@ -22,6 +22,7 @@ enum class Kind : uint8_t {
   kRatio,
   kDuration,
   kBytes,
+  kBitRate,
   kMode,
   kChoice,
   kText,
@@ -49,6 +50,7 @@ struct Key {
   std::string_view default_value{};  // as it would stand in the file
   double min = 0;                    // of kCount, kRatio, kDuration (us), kBytes
   double max = std::numeric_limits<double>::infinity();
+  std::string_view special{};  // of numbers: a word that stands for 0, whatever the range ("auto")
   std::string_view choices{};  // kChoice: names separated by '|', in the order of the enumeration
   bool reload = false;  // true: SIGHUP applies it (to jobs that join afterwards); false: needs a restart
   Source source = Source::kJudgement;

@@ -20,18 +20,31 @@
 
 namespace sluice::ipc {
 
-inline constexpr uint32_t kAbiVersion = 1;  // both sides must have the same; otherwise REFUSE names both
+inline constexpr uint32_t kAbiVersion = 2;  // both sides must have the same; otherwise REFUSE names both
 inline constexpr uint32_t kMaxLanes = 16;
-inline constexpr uint32_t kRingEntries = 256;  // per lane and direction; 2 events x 64 ops, and room
+inline constexpr uint32_t kRingEntries = 256;  // per lane and direction; 3 events x 64 ops, and kMaxTakes
 inline constexpr uint32_t kWindow = 64;        // ops that may be open at once (protocol, section 3)
 inline constexpr uint32_t kCacheLine = 64;
 
 // --- Descriptors: client -> daemon ---------------------------------------------------------------------------------
 
-enum class Request : uint32_t { kAllreduce = 1 };
+enum class Request : uint32_t {
+  kAllreduce = 1,
+  // Local, no op: what this rank owes under the tag (docs/protocol.md, section 7: queued slots and carry-over) goes to
+  // the slot `result`, `count` elements of the accumulator type, not scaled, 0 where nothing is owed; each lane writes
+  // its own blocks. Answered by kEventCarry when no fate of the tag is open any more, with OP_TIMEOUT after deadline_us
+  // at the latest. `op_seq` is any number that the answer shall bear; at most kMaxTakes may wait.
+  kTakeCarry = 2,
+};
+inline constexpr uint32_t kFlagDrop =
+    1;  // kTakeCarry: there is no slot; what is owed is dropped, as undecided
+inline constexpr uint32_t kMaxTakes = 16;  // kTakeCarry of one rank on one lane
 
 // One collective call of one rank. `op_seq` counts the calls of the rank in the job from 0; every rank makes the calls
 // in the same order. Sizes in elements, offsets in bytes from the start of the arena, 64-byte aligned.
+//
+// The events of an op may come apart. RESULT frees the slot `result`. RESOLVED frees the slot `contribution`, and may
+// be late: a contribution that missed its op waits in its slot for a later op of the tag, for up to max_lag ops.
 struct Descriptor {
   uint32_t request = 0;
   uint32_t op_seq = 0;
@@ -39,23 +52,26 @@ struct Descriptor {
   uint64_t tag = 0;           // stable name of this tensor from step to step
   uint64_t contribution = 0;  // slot with `count` elements; the daemon's until RESOLVED
   uint64_t result = 0;        // slot with `count` elements; the daemon's until RESULT
-  uint32_t deadline_us = 0;   // H of this op (consistent), T (exact); 0: the job's setting
+  uint32_t deadline_us = 0;   // H of this op (bounded), T (exact); 0: the job's setting
   uint8_t kind = 0;           // ReduceKind
   uint8_t element_type = 0;   // ElementType
   uint8_t wire_type = 0;      // ElementType on the network; equal to element_type for now
   uint8_t op_class = 0;       // OpClass
   uint32_t flags = 0;
-  float loss_scale = 1.0F;  // stated by the client under AMP; kept for the carry-over (protocol, section 7)
+  float loss_scale = 1.0F;  // of the contribution, under AMP: finite, above 0; carry-over is kept without it
   uint64_t cookie = 0;      // comes back in the completions
 };
 static_assert(sizeof(Descriptor) == 64);
 
 // --- Completions: daemon -> client ---------------------------------------------------------------------------------
 
-// One event, or two in one, of one op on one lane. Blocks count on this lane only; libsluice adds the lanes up.
+inline constexpr uint8_t kEventCarry = 4;  // alone: the answer to kTakeCarry
+
+// One event, or two in one, of one op on one lane. Blocks count on this lane only; libsluice adds the lanes up. A
+// RESOLVED that comes alone tells only of the contribution (blocks_uncounted, blocks_discarded).
 struct Completion {
   uint32_t op_seq = 0;
-  uint8_t events = 0;  // kEventResult | kEventResolved
+  uint8_t events = 0;  // kEventResult | kEventResolved, or kEventCarry
   uint8_t status = 0;  // Status
   uint16_t lane = 0;
   uint64_t cookie = 0;
@@ -70,9 +86,12 @@ struct Completion {
   uint16_t late_nodes = 0;        // nodes whose pushes some owner did not count in full, as far as seen here
   uint16_t worst_node = UINT16_MAX;  // the node that this op waited for last (index in the view); 65535: none
   uint32_t lag_us = 0;               // of wait_us: for admission (protocol, section 3)
-  uint64_t bytes_sent = 0;  // datagram bytes that this lane sent for this op (all local ranks together)
+  uint64_t bytes_sent = 0;        // datagram bytes that this lane sent for this op (all local ranks together)
+  uint32_t blocks_filled = 0;     // best_effort: of the result, filled by rule
+  uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory for it
+  uint64_t unused[7] = {};        // to whole cache lines
 };
-static_assert(sizeof(Completion) == 64);
+static_assert(sizeof(Completion) == 128);
 
 // --- Reports: what does not fit a completion -----------------------------------------------------------------------
 
@@ -158,12 +177,13 @@ enum class MessageType : uint32_t {
   kAdminPart = 17,  // daemon: a memfd with the JSON answer attached
 };
 
+inline constexpr uint32_t kJoinedCarries = 1;  // JOINED: `consistent` carries over
 inline constexpr uint32_t kMaxJobName = 63;  // printable, no slash, no space
 
 struct Message {
   uint32_t type = 0;
   uint32_t abi_version = kAbiVersion;
-  uint32_t code = 0;            // REFUSE, BYE, ABORT: Status
+  uint32_t code = 0;            // REFUSE, BYE, ABORT: Status; JOINED: kJoinedCarries or 0
   uint32_t rank = 0;            // HELLO, JOIN
   uint32_t world_size = 0;      // HELLO, JOIN: ranks of the job
   uint32_t local_ranks = 0;     // HELLO, JOIN: ranks of the job on this node

@@ -60,6 +60,7 @@ JobTotals lanes_together(const Snapshot& snapshot, uint64_t job_id) {
     if (stats == nullptr) continue;
     JobTotals one;
     one.counters = stats->counters;
+    one.owed = stats->owed;
     add(one, &sum);
   }
   return sum;
@@ -103,6 +104,26 @@ json job_json(const ControlState& state, const Job& job, const Snapshot& snapsho
   out["blocks_repaired"] = all.counters.blocks_repaired;
   out["blocks_skipped"] = all.counters.blocks_skipped;
   out["blocks_uncounted"] = all.counters.blocks_uncounted;
+  out["blocks_carried"] = all.counters.blocks_carried;
+  out["blocks_discarded"] = all.counters.blocks_discarded;
+  out["blocks_undecided"] = all.counters.blocks_undecided;
+  out["blocks_filled"] = all.counters.blocks_filled;
+  out["carry_over"] = job.settings.carry_over;
+  out["carry_blocks"] = all.owed.blocks;
+  out["contributions_queued"] = first == nullptr ? 0 : first->counters.slots_queued;
+  out["contributions_queued_now"] = first == nullptr ? 0 : first->owed.slots;
+  out["deadline_us"] = job.settings.hard_deadline;  // the longest possible where it adapts
+  out["deadline_adapts"] = job.settings.adaptive;
+  if (first != nullptr && job.settings.adaptive) {
+    out["policy"] = first->bounds.policy;
+    out["deadlines"] = json::array();
+    for (size_t c = 0; c < std::size(first->bounds.hard); ++c) {
+      if (first->bounds.hard[c] == 0 && first->bounds.samples[c] == 0) continue;
+      out["deadlines"].push_back({{"bytes", uint64_t{4096} << c},
+                                  {"hard_us", first->bounds.hard[c]},  // 0: warming up
+                                  {"samples", first->bounds.samples[c]}});
+    }
+  }
   out["pool_used_bytes"] = all.counters.pool_used_bytes;
   out["pool_bytes"] = all.counters.pool_bytes;
   out["drops"] = drops_json(all.counters.drops);

@@ -286,6 +286,7 @@ void ControlState::publish() {
     facts.lanes = job->settings.lanes;
     facts.payload = job->settings.payload;
     facts.deadline = job->settings.hard_deadline;
+    facts.adaptive = job->settings.adaptive;
     facts.pull_patience = job->settings.pull_patience;
     for (const ipc::View::Node& node : job->membership.view.nodes) facts.nodes.push_back(node.endpoint);
     for (const uint64_t client_id : job->clients) {

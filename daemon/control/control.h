@@ -50,7 +50,8 @@ struct JobFacts {
   uint32_t self = 0;
   uint32_t lanes = 0;
   uint32_t payload = 0;
-  Micros deadline = 0;  // of consistent ops
+  Micros deadline = 0;  // of consistent ops; the longest possible where it adapts
+  bool adaptive = false;
   uint32_t pull_patience = 0;
   std::vector<std::string> nodes;     // endpoints, in view order
   std::vector<uint32_t> local_ranks;  // that are attached now

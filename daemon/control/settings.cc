@@ -175,7 +175,18 @@ exchange::Settings make_settings(const config::Config& config, const NodeFacts& 
   settings.lanes = membership.view.lanes;
   settings.payload = membership.view.payload;
   const auto& exchange = config.exchange;
-  settings.hard_deadline = request.deadline_us != 0 ? request.deadline_us : exchange.deadline;
+  settings.adaptive = request.deadline_us == 0 && exchange.deadline == 0;
+  settings.hard_deadline = request.deadline_us != 0 ? request.deadline_us
+                           : settings.adaptive      ? exchange.hard_deadline_max
+                                                    : exchange.deadline;
+  settings.hard_deadline_min = std::min(exchange.hard_deadline_min, settings.hard_deadline);
+  settings.warmup_ops = exchange.warmup_ops;
+  settings.h_factor = exchange.h_factor;
+  settings.link_bits_per_second =
+      config.transport.link_rate != 0 ? config.transport.link_rate : facts.link_bits;
+  settings.carry_over = exchange.carry_over;
+  settings.carry_max_ops = exchange.carry_max_ops;
+  settings.fill_own = exchange.fill == config::Fill::kOwn;
   settings.op_timeout = exchange.op_timeout;
   settings.rank_timeout = exchange.rank_timeout;
   // A ping for everybody every `peer_interval` is a load that grows with the nodes (protocol, section 2).
@@ -197,11 +208,23 @@ exchange::Settings make_settings(const config::Config& config, const NodeFacts& 
 }
 
 std::string common_settings(const exchange::Settings& settings) {
-  return fmt::format(
-      "deadline={} op_timeout={} pull_patience={} min_contribution={} max_lag={} max_op_bytes={}",
-      config::format_duration(settings.hard_deadline), config::format_duration(settings.op_timeout),
-      settings.pull_patience, settings.min_contribution, settings.max_lag,
-      config::format_bytes(settings.max_op_bytes));
+  const std::string text = fmt::format(
+      "deadline={} op_timeout={} pull_patience={} min_contribution={} max_lag={} max_op_bytes={} "
+      "carry_over={} "
+      "carry_max_ops={}",
+      settings.adaptive ? "auto" : config::format_duration(settings.hard_deadline),
+      config::format_duration(settings.op_timeout), settings.pull_patience, settings.min_contribution,
+      settings.max_lag, config::format_bytes(settings.max_op_bytes), settings.carry_over,
+      settings.carry_max_ops == 0 ? "auto" : fmt::format("{}", settings.carry_max_ops));
+  if (!settings.adaptive) return text;
+  // Every node makes the policy of the same numbers (protocol, section 10).
+  return text +
+         fmt::format(
+             " hard_deadline_max={} hard_deadline_min={} warmup_ops={} h_factor={} link_rate={}",
+             config::format_duration(settings.hard_deadline),
+             config::format_duration(settings.hard_deadline_min), settings.warmup_ops, settings.h_factor,
+             settings.link_bits_per_second == 0 ? "unknown"
+                                                : config::format_bit_rate(settings.link_bits_per_second));
 }
 
 uint64_t config_digest(const exchange::Settings& settings) {

@@ -1,9 +1,11 @@
 #include "daemon/engine/attached_job.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
+#include "base/assert.h"
 #include "base/ipc/doorbell.h"
 
 namespace sluice::daemon {
@@ -55,7 +57,8 @@ AttachedJob::AttachedJob(LaneJob job, PeerTable* peers, uint32_t lane_number, Mi
     client.view = view;
     client.descriptors = ipc::descriptor_reader(*view.control, *view.submit, lane_index);
     client.completions = ipc::completion_writer(*view.control, *view.submit, lane_index);
-    clients.push_back(client);
+    clients.push_back(std::move(client));
+    clients.back().takes.reserve(ipc::kMaxTakes);
   }
   traces_.reserve(kTraces);
 }
@@ -67,7 +70,9 @@ void AttachedJob::release_peers(PeerTable* peers) {
 }
 
 const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uint64_t max_op_bytes) {
-  if (d.request != static_cast<uint32_t>(ipc::Request::kAllreduce)) return "descriptor: unknown request";
+  const bool take = d.request == static_cast<uint32_t>(ipc::Request::kTakeCarry);
+  if (!take && d.request != static_cast<uint32_t>(ipc::Request::kAllreduce))
+    return "descriptor: unknown request";
   if (d.element_type >= kElementTypes) return "descriptor: unknown element type";
   if (d.wire_type != d.element_type) return "descriptor: wire type differs from element type";
   if (d.kind > static_cast<uint8_t>(ReduceKind::kMean)) return "descriptor: unknown kind";
@@ -75,10 +80,23 @@ const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uin
       !is_float(static_cast<ElementType>(d.element_type))) {
     return "descriptor: mean of integers";
   }
-  if (d.op_class > static_cast<uint8_t>(OpClass::kConsistent)) return "descriptor: class is not served";
-  if (d.flags != 0) return "descriptor: unknown flags";
+  if (d.op_class > static_cast<uint8_t>(OpClass::kBestEffort)) return "descriptor: class is not served";
+  const bool floating = is_float(static_cast<ElementType>(d.element_type));
+  if (d.op_class == static_cast<uint8_t>(OpClass::kBestEffort) && !floating)
+    return "descriptor: class best_effort is for floating types, which can be approximated";
+  if (!(std::isfinite(d.loss_scale) && d.loss_scale > 0))
+    return "descriptor: loss_scale is not a number above 0";
+  if (d.loss_scale != 1.0F && !floating) return "descriptor: loss_scale of integers";
+  if ((d.flags & ~(take ? ipc::kFlagDrop : 0U)) != 0) return "descriptor: unknown flags";
   const uint64_t size = element_size(static_cast<ElementType>(d.element_type));
   if (d.count > max_op_bytes / size) return "descriptor: tensor is larger than max_op_bytes";
+  if (take) {
+    if ((d.flags & ipc::kFlagDrop) != 0) return nullptr;
+    const uint64_t sums = d.count * element_size(accumulator_type(static_cast<ElementType>(d.element_type)));
+    if (d.result % 64 != 0) return "descriptor: slot is not 64-byte aligned";
+    if (sums > arena_bytes || d.result > arena_bytes - sums) return "descriptor: slot lies outside the arena";
+    return nullptr;
+  }
   const uint64_t bytes = d.count * size;
   if (d.contribution % 64 != 0 || d.result % 64 != 0) return "descriptor: slot is not 64-byte aligned";
   if (bytes > arena_bytes || d.contribution > arena_bytes - bytes || d.result > arena_bytes - bytes) {
@@ -90,21 +108,34 @@ const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uin
   return nullptr;
 }
 
-const char* AttachedJob::submit(const AttachedClient& client, const ipc::Descriptor& descriptor, Micros now) {
-  if (const char* wrong = check_descriptor(descriptor, client.view.arena_bytes, lane.settings().max_op_bytes))
-    return wrong;
+namespace {
+
+exchange::Submission submission_of(const LaneClient& client, const ipc::Descriptor& descriptor) {
   exchange::Submission submission;
   submission.op_seq = descriptor.op_seq;
-  submission.local_rank = client.view.local_rank;
+  submission.local_rank = client.local_rank;
   submission.count = descriptor.count;
   submission.tag = descriptor.tag;
   submission.kind = static_cast<ReduceKind>(descriptor.kind);
   submission.type = static_cast<ElementType>(descriptor.element_type);
   submission.op_class = static_cast<OpClass>(descriptor.op_class);
   submission.deadline = descriptor.deadline_us;
-  submission.contribution = client.view.arena + descriptor.contribution;
-  submission.result = client.view.arena + descriptor.result;
+  submission.loss_scale = descriptor.loss_scale;
+  submission.contribution = client.arena + descriptor.contribution;
+  submission.result = client.arena + descriptor.result;
   submission.cookie = descriptor.cookie;
+  return submission;
+}
+
+}  // namespace
+
+const char* AttachedJob::submit(AttachedClient* client, const ipc::Descriptor& descriptor, Micros now) {
+  if (const char* wrong =
+          check_descriptor(descriptor, client->view.arena_bytes, lane.settings().max_op_bytes))
+    return wrong;
+  if (descriptor.request == static_cast<uint32_t>(ipc::Request::kTakeCarry))
+    return take(client, descriptor, now);
+  const exchange::Submission submission = submission_of(client->view, descriptor);
   switch (lane.submit(now, submission)) {
     case Status::kOk:
       return nullptr;
@@ -113,6 +144,55 @@ const char* AttachedJob::submit(const AttachedClient& client, const ipc::Descrip
     default:
       return "descriptor: op_seq out of order, or more than 256 ops wait";
   }
+}
+
+const char* AttachedJob::take(AttachedClient* client, const ipc::Descriptor& descriptor, Micros now) {
+  if (client->takes.size() == ipc::kMaxTakes) return "descriptor: more than 16 kTakeCarry wait";
+  Take take;
+  take.what = submission_of(client->view, descriptor);
+  if ((descriptor.flags & ipc::kFlagDrop) == 0) take.out = client->view.arena + descriptor.result;
+  take.deadline = now + descriptor.deadline_us;
+  client->takes.push_back(take);
+  return nullptr;
+}
+
+bool AttachedJob::serve_takes(Micros now, uint64_t* who, const char** wrong) {
+  bool any = false;
+  for (AttachedClient& client : clients) {
+    for (size_t i = 0; i < client.takes.size() && client.live();) {
+      const Take& take = client.takes[i];
+      ipc::Completion answer;
+      if (lane.failed())
+        answer.status = static_cast<uint8_t>(lane.failure());
+      else if (!lane.take_carry(now, take.what, take.out)) {
+        if (now < take.deadline) {
+          ++i;
+          continue;
+        }
+        answer.status = static_cast<uint8_t>(Status::kOpTimeout);
+      }
+      any = true;
+      deliver_events(who, wrong);  // slots that are free now: before the word that all of them are
+      answer.op_seq = take.what.op_seq;
+      answer.cookie = take.what.cookie;
+      answer.events = ipc::kEventCarry;
+      answer.lane = static_cast<uint16_t>(lane_index);
+      client.takes.erase(client.takes.begin() + static_cast<ptrdiff_t>(i));
+      // A ring that is full is found out by the next event, which ends the client.
+      if (client.live() && client.completions.push(answer) == ipc::RingState::kOk)
+        ipc::wake_client(*client.view.control, *client.view.submit);
+    }
+  }
+  return any;
+}
+
+Micros AttachedJob::next_take() const {
+  Micros next = kNever;
+  for (const AttachedClient& client : clients) {
+    if (!client.live()) continue;
+    for (const Take& take : client.takes) next = std::min(next, take.deadline);
+  }
+  return next;
 }
 
 bool AttachedJob::deliver_events(uint64_t* who, const char** wrong) {
@@ -178,17 +258,28 @@ void AttachedJob::complete(AttachedClient* client, const exchange::Event& event,
       event.worst_node >= UINT16_MAX ? UINT16_MAX : static_cast<uint16_t>(event.worst_node);
   completion.lag_us = micros(event.lag);
   completion.bytes_sent = event.bytes_sent;
+  completion.blocks_filled = event.blocks_filled;
+  completion.blocks_discarded = event.blocks_discarded;
   *full = client->completions.push(completion) != ipc::RingState::kOk;
 }
 
-void AttachedJob::forget(uint64_t client_id) {
+bool AttachedJob::forget(uint64_t client_id, Micros now, bool left) {
   for (AttachedClient& client : clients) {
-    if (client.view.id != client_id) continue;
+    if (client.view.id != client_id || client.gone) continue;
+    if (left && (client.descriptors.look() == ipc::RingState::kOk ||  // a call that was not even read
+                 !lane.forget_rank(now, client.view.local_rank))) {
+      return false;
+    }
+    // The exchange knows no slot of it any more: by forget_rank, or because the job has failed.
+    SLUICE_ASSERT(left || lane.failed());
+    deliver_events();
     client.gone = true;
+    client.takes.clear();
     client.view.control = nullptr;
     client.view.submit = nullptr;
     client.view.arena = nullptr;
   }
+  return true;
 }
 
 void AttachedJob::collect_traces() {
@@ -212,6 +303,8 @@ void AttachedJob::publish(JobStats* out) const {
   out->job_id = id;
   out->job = lane.settings().job;
   out->counters = lane.counters();
+  out->owed = lane.owed();
+  out->bounds = lane.bounds();
   out->peers.resize(handles.size());
   for (uint32_t node = 0; node < handles.size(); ++node) out->peers[node] = lane.peer(node);
   out->traces.clear();

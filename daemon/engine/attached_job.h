@@ -27,10 +27,18 @@ class PeerTable {
   std::vector<Entry> entries_;
 };
 
+// A kTakeCarry that waits for the fates of its tag.
+struct Take {
+  exchange::Submission what;
+  std::byte* out = nullptr;  // nullptr: what is owed is dropped
+  Micros deadline = 0;
+};
+
 struct AttachedClient {
   LaneClient view;
   ipc::DescriptorReader descriptors;
   ipc::CompletionWriter completions;
+  std::vector<Take> takes;  // capacity: ipc::kMaxTakes
   bool broken = false;
   bool gone = false;
   bool live() const { return !broken && !gone; }
@@ -41,10 +49,15 @@ struct AttachedJob {
   void release_peers(PeerTable* peers);
 
   // Validates a copied descriptor and hands it to the protocol. nullptr, or what is wrong with it.
-  const char* submit(const AttachedClient& client, const ipc::Descriptor& descriptor, Micros now);
+  const char* submit(AttachedClient* client, const ipc::Descriptor& descriptor, Micros now);
   // Events to completions and reports. When a client does not take them: its id and what is wrong.
   bool deliver_events(uint64_t* who = nullptr, const char** wrong = nullptr);
-  void forget(uint64_t client_id);
+  // Answers the kTakeCarry whose tags have no open fate, and those whose time is over.
+  bool serve_takes(Micros now, uint64_t* who, const char** wrong);
+  Micros next_take() const;  // when the time of the first is over; kNever: none waits
+  // Nothing of this client is touched afterwards. `left`: it left in order; false then means that an open op still
+  // needs its memory, and nothing was forgotten.
+  bool forget(uint64_t client_id, Micros now, bool left);
   void collect_traces();
   void publish(JobStats* out) const;
 
@@ -60,6 +73,7 @@ struct AttachedJob {
 
  private:
   void complete(AttachedClient* client, const exchange::Event& event, bool* full);
+  const char* take(AttachedClient* client, const ipc::Descriptor& descriptor, Micros now);
 
   static constexpr size_t kTraces = 256;
   std::vector<exchange::Trace> traces_;  // a ring

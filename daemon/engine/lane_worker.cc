@@ -186,14 +186,19 @@ void LaneWorker::State::run_command(Command& command, Micros now) {
       break;
     case Command::Kind::kGoneClient:
       if (AttachedJob* job = find(command.job_id)) {
-        // Its slots may be in use: end the job's ops first, and forget packets that point there.
-        if (command.status != Status::kOk) {
-          job->failure_told = true;
-          job->lane.fail(now, command.status, command.text.c_str());
-        }
+        // Its slots may be in use: end the job's ops first, and forget packets that point there. One that left is
+        // through with its ops, but for what it owes; one that says so with ops open is treated like one that died.
         drop_backlog(command.job_id);
-        job->deliver_events();
-        job->forget(command.client_id);
+        const bool left = command.status == Status::kOk;
+        if (left && job->forget(command.client_id, now, true)) {
+          job->deliver_events();
+        } else {
+          job->failure_told |= !left;
+          job->lane.fail(now, left ? Status::kPeerLost : command.status,
+                         left ? "a rank of this node left while its calls were open" : command.text.c_str());
+          job->deliver_events();
+          job->forget(command.client_id, now, false);
+        }
       }
       notify(Notice::Kind::kClientDetached, command.job_id, command.client_id);
       break;
@@ -269,7 +274,7 @@ bool LaneWorker::State::read_rings(Micros now) {
         if (state == ipc::RingState::kEmpty) break;
         any = true;
         const char* wrong = state == ipc::RingState::kBroken ? "its submit ring is broken"
-                                                             : job->submit(client, descriptor, now);
+                                                             : job->submit(&client, descriptor, now);
         if (wrong == nullptr) continue;
         client.broken = true;
         notify(Notice::Kind::kClientBroken, job->id, client.view.id, Status::kInvalid, wrong);
@@ -280,12 +285,13 @@ bool LaneWorker::State::read_rings(Micros now) {
   return any;
 }
 
-bool LaneWorker::State::deliver_events(Micros) {
+bool LaneWorker::State::deliver_events(Micros now) {
   bool any = false;
   for (auto& job : jobs) {
     const char* wrong = nullptr;
     uint64_t who = 0;
     any |= job->deliver_events(&who, &wrong);
+    any |= job->serve_takes(now, &who, &wrong);
     if (wrong != nullptr) notify(Notice::Kind::kClientBroken, job->id, who, Status::kInvalid, wrong);
     if (!job->met_told && job->lane.met()) {
       job->met_told = true;
@@ -379,7 +385,7 @@ bool LaneWorker::do_work(Micros now) {
 void LaneWorker::wait(Micros now) {
   State& s = *state_;
   Micros until = now + kLongestSleep;
-  for (auto& job : s.jobs) until = std::min(until, job->lane.next_timer());
+  for (auto& job : s.jobs) until = std::min({until, job->lane.next_timer(), job->next_take()});
   if (until <= now) return;
   for (auto& job : s.jobs) {
     for (AttachedClient& client : job->clients) {

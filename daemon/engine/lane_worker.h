@@ -92,6 +92,8 @@ struct JobStats {
   uint64_t job_id = 0;
   std::string job;
   exchange::Counters counters;
+  exchange::Owed owed;
+  exchange::Bounds bounds;
   std::vector<exchange::PeerState> peers;
   std::vector<exchange::Trace> traces;  // the last ones, oldest first
   bool drained = false;

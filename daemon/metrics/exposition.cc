@@ -149,6 +149,24 @@ void rounds(const Snapshot& snapshot, Families* out) {
                    all.blocks_skipped);
   out->one_counter("sluice_uncounted_blocks_total", "Blocks of local ranks that their owner did not count.",
                    all.blocks_uncounted);
+  out->one_counter("sluice_carried_blocks_total",
+                   "Uncounted blocks of local ranks that were kept for a later round of their tag.",
+                   all.blocks_carried);
+  out->one_counter("sluice_discarded_blocks_total",
+                   "Carried blocks that were given up: too old, not finite, or no memory for them.",
+                   all.blocks_discarded);
+  out->one_counter("sluice_undecided_blocks_total",
+                   "Blocks that were still owed when their rank left or their job ended.",
+                   all.blocks_undecided);
+  out->one_counter("sluice_filled_blocks_total", "Holes of best_effort results that were filled by rule.",
+                   all.blocks_filled);
+  out->one_counter("sluice_queued_contributions_total",
+                   "Contributions that missed their round as a whole and were queued for a later one.",
+                   snapshot.first_lane.counters.slots_queued);
+  out->one_gauge("sluice_carry_blocks", "Blocks that local ranks owe now.",
+                 static_cast<double>(snapshot.jobs.owed.blocks));
+  out->one_gauge("sluice_queued_contributions", "Contributions that wait in their slots now.",
+                 static_cast<double>(snapshot.first_lane.owed.slots));
   out->one_counter("sluice_nonfinite_blocks_total", "Reduced blocks that hold an infinity or NaN.",
                    all.nonfinite_blocks);
   out->one_counter("sluice_requests_sent_total", "Requests for missing blocks.", all.requests_sent);
@@ -219,6 +237,14 @@ void network(const Sources& from, Families* out) {
   }
 }
 
+const JobStats* first_lane_of(const Snapshot& snapshot, uint64_t job_id) {
+  if (snapshot.lanes.empty()) return nullptr;
+  const auto& jobs = snapshot.lanes[0].jobs;
+  const auto found =
+      std::find_if(jobs.begin(), jobs.end(), [&](const JobStats& job) { return job.job_id == job_id; });
+  return found == jobs.end() ? nullptr : &*found;
+}
+
 // One peer of one job, all lanes together.
 exchange::PeerState peer_of(const Snapshot& snapshot, uint64_t job_id, uint32_t node) {
   exchange::PeerState sum;
@@ -254,12 +280,30 @@ void peers(const Sources& from, Families* out) {
   failed.name = "sluice_job_failed";
   failed.help = "1 if the job has ended with an error and its ranks have not gone yet.";
   deadline.name = "sluice_deadline_seconds";
-  deadline.help = "Bound of consistent rounds of the job.";
-  failed.type = deadline.type = MetricType::Gauge;
+  deadline.help = "Bound of consistent rounds of the job; the longest possible where it adapts.";
+  MetricFamily policy, bound, warming;
+  policy.name = "sluice_policy_number";
+  policy.help = "Number of the policy record that is in force; 0 before the first.";
+  bound.name = "sluice_adaptive_deadline_seconds";
+  bound.help = "Bound in force for rounds of up to `bytes`, as found by measuring.";
+  warming.name = "sluice_warming_size_classes";
+  warming.help = "Sizes of rounds that are measured and have no bound yet.";
+  failed.type = deadline.type = policy.type = bound.type = warming.type = MetricType::Gauge;
   for (const JobFacts& job : from.control.jobs) {
     if (job.phase != JobPhase::kRunning) continue;
     Families::put(failed, job.failed ? 1 : 0, {{"job", job.name}});
     Families::put(deadline, static_cast<double>(job.deadline) * kMicro, {{"job", job.name}});
+    if (const JobStats* stats = first_lane_of(from.snapshot, job.id); stats != nullptr && job.adaptive) {
+      Families::put(policy, stats->bounds.policy, {{"job", job.name}});
+      uint32_t without = 0;
+      for (size_t c = 0; c < std::size(stats->bounds.hard); ++c) {
+        without += stats->bounds.samples[c] > 0 && stats->bounds.hard[c] == 0 ? 1 : 0;
+        if (stats->bounds.hard[c] == 0) continue;
+        Families::put(bound, static_cast<double>(stats->bounds.hard[c]) * kMicro,
+                      {{"job", job.name}, {"bytes", std::to_string(uint64_t{4096} << c)}});
+      }
+      Families::put(warming, without, {{"job", job.name}});
+    }
     uint32_t listed = 0;
     exchange::PeerState other;
     bool others = false;
@@ -290,7 +334,8 @@ void peers(const Sources& from, Families* out) {
   }
   MetricFamily& all = out->gauge("sluice_peers", "Peers of running jobs by state.");
   for (const auto& [state, count] : states) Families::put(all, count, {{"state", state}});
-  for (MetricFamily* family : {&failed, &deadline, &heard, &rtt, &late, &repaired}) {
+  for (MetricFamily* family :
+       {&failed, &deadline, &policy, &bound, &warming, &heard, &rtt, &late, &repaired}) {
     if (family->metric.empty()) continue;  // no job: nothing to say, and a family without series is not valid
     MetricFamily& added = family->type == MetricType::Counter
                               ? out->counter(family->name.c_str(), family->help.c_str())

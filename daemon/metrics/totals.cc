@@ -18,6 +18,11 @@ void add(const exchange::Counters& from, exchange::Counters* to) {
   to->blocks_skipped += from.blocks_skipped;
   to->blocks_uncounted += from.blocks_uncounted;
   to->nonfinite_blocks += from.nonfinite_blocks;
+  to->blocks_carried += from.blocks_carried;
+  to->blocks_discarded += from.blocks_discarded;
+  to->blocks_undecided += from.blocks_undecided;
+  to->blocks_filled += from.blocks_filled;
+  to->slots_queued += from.slots_queued;
   to->requests_sent += from.requests_sent;
   to->contributions_late += from.contributions_late;
   to->open_ops += from.open_ops;
@@ -28,6 +33,7 @@ void add(const exchange::Counters& from, exchange::Counters* to) {
 JobTotals totals_of(const JobStats& stats) {
   JobTotals totals;
   totals.counters = stats.counters;
+  totals.owed = stats.owed;
   std::copy(&stats.durations[0][0], &stats.durations[0][0] + 3 * 20, &totals.durations[0][0]);
   std::copy(std::begin(stats.duration_sum), std::end(stats.duration_sum), std::begin(totals.duration_sum));
   return totals;
@@ -37,6 +43,8 @@ JobTotals totals_of(const JobStats& stats) {
 
 void add(const JobTotals& from, JobTotals* to) {
   add(from.counters, &to->counters);
+  to->owed.blocks += from.owed.blocks;
+  to->owed.slots += from.owed.slots;
   for (size_t c = 0; c < 3; ++c) {
     for (size_t i = 0; i < 20; ++i) to->durations[c][i] += from.durations[c][i];
     to->duration_sum[c] += from.duration_sum[c];
@@ -62,6 +70,7 @@ Snapshot Totals::update() {
         ++job;
         continue;
       }
+      job->second.owed = {};
       job->second.counters.open_ops = 0;
       job->second.counters.pool_used_bytes = 0;
       job->second.counters.pool_bytes = 0;

@@ -15,6 +15,7 @@ namespace sluice::daemon {
 // Counters of jobs, added up.
 struct JobTotals {
   exchange::Counters counters;  // gauges in it (open ops, pool) are those of running jobs
+  exchange::Owed owed;          // likewise
   uint64_t durations[3][20] = {};
   double duration_sum[3] = {};
 };

@@ -2,6 +2,7 @@
 // all_gather are exact integer sums to which every rank adds zeros wherever it has nothing to say. That moves about
 // twice the bytes of an algorithm of their own; they serve start-up and checkpoints, where that does not matter, and so
 // have nothing of their own that could be wrong.
+#include <cmath>
 #include <cstring>
 
 #include "lib/client/error_text.h"
@@ -45,6 +46,15 @@ int Job::allreduce(const void* contribution, void* result, uint64_t count, int t
   if (op_class < SLUICE_EXACT || op_class > SLUICE_BEST_EFFORT) {
     return fail(SLUICE_ERROR_INVALID, std::string(kName) + ": there is no class " + std::to_string(op_class));
   }
+  if (op_class == SLUICE_BEST_EFFORT && !is_float(static_cast<ElementType>(type))) {
+    return fail(
+        SLUICE_ERROR_INVALID,
+        std::string(kName) + ": SLUICE_BEST_EFFORT is for floating-point types, which can be approximated");
+  }
+  if (!std::isfinite(options.loss_scale) || options.loss_scale < 0) {
+    return fail(SLUICE_ERROR_INVALID,
+                std::string(kName) + ": loss_scale must be finite and above 0 (0: none)");
+  }
   Call call;
   call.type = static_cast<ElementType>(type);
   call.kind = static_cast<ReduceKind>(kind);
@@ -68,7 +78,7 @@ int Job::allreduce(const void* contribution, void* result, uint64_t count, int t
   call.op_class = static_cast<OpClass>(op_class);
   call.tag = options.tag;
   call.deadline_us = options.deadline_us;
-  call.loss_scale = options.loss_scale == 0.0F ? 1.0F : options.loss_scale;
+  call.loss_scale = options.loss_scale == 0.0F || !is_float(call.type) ? 1.0F : options.loss_scale;
   return submit(call, handle);
 }
 

@@ -211,6 +211,7 @@ Result<Joined> join(Greeted greeted, const JoinRequest& request, int timeout_ms)
   joined.nodes = reply.nodes;
   joined.node = reply.node;
   joined.arena_bytes = reply.arena_bytes;
+  joined.carry_over = (reply.code & ipc::kJoinedCarries) != 0;
 
   // From now on the daemon lets nobody map the regions for writing any more.
   ipc::Message mapped;

@@ -72,6 +72,7 @@ struct Joined {
   uint32_t nodes = 0;
   uint32_t node = 0;
   uint64_t arena_bytes = 0;
+  bool carry_over = false;
 };
 
 Result<ipc::Channel> connect(const std::string& path, int timeout_ms);

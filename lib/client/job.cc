@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "base/clock.h"
 #include "base/ipc/doorbell.h"
@@ -21,6 +22,10 @@ constexpr Micros kPollInterval = 10 * kMicrosPerMilli;
 // Spinning before sleeping: about what two system calls cost, so it can at most double the cost of a short wait.
 constexpr int64_t kSpinNanos = 5000;
 constexpr int kAbortTimeoutMs = 1000;
+constexpr Micros kTakeSlack = 500 * kMicrosPerMilli;    // for the daemon to say that it gave up
+constexpr Micros kFlushLeast = 1000 * kMicrosPerMilli;  // for the sum, when taking used up the time
+constexpr Micros kFatesUsually =
+    100 * kMicrosPerMilli;           // after its result the fate of an op is known by then
 constexpr int kByeTimeoutMs = 1000;  // at least, for the daemon's answer to LEAVE
 // The top bit of op_seq is the daemons' own (protocol, section 3).
 constexpr uint64_t kMaxOps = uint64_t{1} << 31;
@@ -140,6 +145,9 @@ int Job::submit(const Call& call, sluice_op* handle) {
       d.loss_scale = call.loss_scale;
       d.cookie = OpTable::handle_of(next_);
       op->temporary = call.temporary;
+      op->count = call.count;
+      op->type = call.type;
+      op->kind = call.kind;
       for (uint32_t lane = 0; lane < joined_.lanes; ++lane) {
         // The window keeps at most 64 descriptors in a ring of 256: a full one is a daemon that moved its index back.
         if (writers_[lane].push(d) != ipc::RingState::kOk) {
@@ -168,6 +176,22 @@ void Job::drain() {
     ipc::Completion completion;
     ipc::RingState state = ipc::RingState::kEmpty;
     while ((state = readers_[lane].peek(&completion)) == ipc::RingState::kOk) {
+      if (completion.events == ipc::kEventCarry) {
+        readers_[lane].advance();
+        const auto found = takes_.find(completion.op_seq);
+        if (found == takes_.end() || completion.lane != lane) {
+          lose_locked("lane " + number(lane) + " answered a request for carry-over that nobody made");
+          return;
+        }
+        Take& take = found->second;
+        take.lanes |= 1U << lane;
+        take.status = worse(take.status, static_cast<Status>(completion.status));
+        if (take.detached && take.lanes == (1U << joined_.lanes) - 1) {
+          if (take.slot) arena_.release(*take.slot);
+          takes_.erase(found);
+        }
+        continue;
+      }
       ipc::Report report;
       const bool reported = ipc::read_report(control(), lane, completion.op_seq, &report);
       readers_[lane].advance();
@@ -289,9 +313,15 @@ int Job::barrier(int timeout_ms) {
   call.small_slots = true;
   sluice_op handle = 0;
   if (const int error = submit(call, &handle); error != SLUICE_SUCCESS) return error;
+  return wait_plain("sluice_barrier", "not every rank came", handle, Timer(timeout_ms).end(), std::nullopt);
+}
+
+int Job::wait_plain(const char* call, const char* late, sluice_op handle, Micros end,
+                    std::optional<uint64_t> slots) {
   Status status = Status::kOk;
   std::string text;
-  const int outcome = wait_until(Timer(timeout_ms).end(), [&] {
+  const Micros begin = monotonic_micros();
+  const int outcome = wait_until(end, [&] {
     OpTable::Op* op = ops_.find(handle);
     if ((ops_.events(*op) & SLUICE_EVENT_RESOLVED) == 0) return false;
     status = ops_.status(*op);
@@ -301,20 +331,190 @@ int Job::barrier(int timeout_ms) {
   });
   if (outcome == SLUICE_ERROR_TIMEOUT) {
     const std::lock_guard lock(mutex_);
-    if (OpTable::Op* op = ops_.find(handle)) op->detached = true;
-    return fail(outcome, "sluice_barrier: not every rank came within " +
-                             number(static_cast<uint64_t>(timeout_ms)) + " ms");
+    if (OpTable::Op* op = ops_.find(handle)) {
+      op->detached = true;
+      op->temporary = slots;
+    }
+    return fail(outcome, std::string(call) + ": " + late + " within " +
+                             number(static_cast<uint64_t>(std::max<Micros>(0, end - begin) / 1000)) + " ms");
   }
-  if (status == Status::kDaemonLost) return fail(SLUICE_ERROR_DAEMON_LOST, "sluice_barrier: " + text);
+  if (status == Status::kDaemonLost) return fail(SLUICE_ERROR_DAEMON_LOST, std::string(call) + ": " + text);
   if (is_error(status)) {
     return fail(SLUICE_ERROR_FAILED,
-                std::string("sluice_barrier: ") + status_name(status) + (text.empty() ? "" : ": " + text));
+                std::string(call) + ": " + status_name(status) + (text.empty() ? "" : ": " + text));
   }
   return SLUICE_SUCCESS;
 }
 
+// --- Carry-over -------------------------------------------------------------------------------------------------------
+
+int Job::check_tag(const char* call, int kind, int type, uint64_t count, TagName* name) const {
+  if (type < 0 || type >= kElementTypes) {
+    return fail(SLUICE_ERROR_INVALID,
+                std::string(call) + ": there is no element type " + std::to_string(type));
+  }
+  if (kind != SLUICE_SUM && kind != SLUICE_MEAN) {
+    return fail(SLUICE_ERROR_INVALID, std::string(call) + ": there is no kind " + std::to_string(kind));
+  }
+  name->type = static_cast<ElementType>(type);
+  name->kind = static_cast<ReduceKind>(kind);
+  name->count = count;
+  if (name->kind == ReduceKind::kMean && !is_float(name->type)) {
+    return fail(SLUICE_ERROR_INVALID, std::string(call) + ": SLUICE_MEAN is for floating-point types");
+  }
+  return check_size(call, count, element_size(name->type));
+}
+
+int Job::take_carry(const char* call, const TagName& name, std::optional<uint64_t> slot, Micros end) {
+  uint32_t key = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) drain();
+    int error = SLUICE_SUCCESS;
+    if (lost_) {
+      error = fail(SLUICE_ERROR_DAEMON_LOST, lost_text_);
+    } else if (takes_.size() >= ipc::kMaxTakes) {
+      error =
+          fail(SLUICE_ERROR_FULL, std::string(call) + ": " + number(ipc::kMaxTakes) + " such calls are open");
+    }
+    if (error != SLUICE_SUCCESS) {
+      if (slot) arena_.release(*slot);
+      return error;
+    }
+    key = next_take_++;
+    takes_[key].slot = slot;
+    ipc::Descriptor d;
+    d.request = static_cast<uint32_t>(ipc::Request::kTakeCarry);
+    d.op_seq = key;
+    d.cookie = key;
+    d.count = name.count;
+    d.tag = name.tag;
+    d.kind = static_cast<uint8_t>(name.kind);
+    d.element_type = d.wire_type = static_cast<uint8_t>(name.type);
+    d.op_class = static_cast<uint8_t>(OpClass::kConsistent);
+    d.result = slot.value_or(0);
+    d.flags = slot ? 0 : ipc::kFlagDrop;
+    d.deadline_us = static_cast<uint32_t>(std::clamp<Micros>(end - monotonic_micros(), 0, UINT32_MAX));
+    for (uint32_t lane = 0; lane < joined_.lanes; ++lane) {
+      if (writers_[lane].push(d) == ipc::RingState::kOk) continue;
+      lose_locked("the submit ring of lane " + number(lane) + " is broken");
+      break;
+    }
+  }
+  for (uint32_t lane = 0; lane < joined_.lanes; ++lane)
+    ipc::ring_lane(control(), lane, joined_.event_fds[lane].get());
+  Status status = Status::kOk;
+  bool lost = false;
+  // The daemon gives up at `end` and says so a little later.
+  const int outcome = wait_until(end + kTakeSlack, [&] {
+    lost = lost_;
+    const Take& take = takes_[key];
+    status = take.status;
+    return lost || take.lanes == (1U << joined_.lanes) - 1;
+  });
+  const std::lock_guard lock(mutex_);
+  if (outcome != SLUICE_SUCCESS && !lost) {
+    takes_[key].detached = true;
+    return fail(SLUICE_ERROR_TIMEOUT, std::string(call) + ": the daemon did not answer");
+  }
+  takes_.erase(key);
+  if (!lost && status == Status::kOk) return SLUICE_SUCCESS;
+  if (slot) arena_.release(*slot);
+  if (lost) return fail(SLUICE_ERROR_DAEMON_LOST, lost_text_);
+  if (status == Status::kOpTimeout) {
+    return fail(SLUICE_ERROR_TIMEOUT,
+                std::string(call) + ": calls of tag " + number(name.tag) +
+                    " whose fate is open stayed so; the other ranks must have made them, too");
+  }
+  return fail(SLUICE_ERROR_FAILED, std::string(call) + ": " + status_name(status));
+}
+
+int Job::tag_retire(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms) {
+  constexpr const char* kName = "sluice_tag_retire";
+  TagName name;
+  name.tag = tag;
+  if (const int error = check_tag(kName, kind, type, count, &name); error != SLUICE_SUCCESS) return error;
+  const Micros end = Timer(timeout_ms).end();
+  if (out == nullptr) return take_carry(kName, name, std::nullopt, end);
+  const uint64_t bytes = count * element_size(accumulator_type(name.type));
+  const auto slot = take_temporary(kName, bytes);
+  if (!slot) return SLUICE_ERROR_NO_MEMORY;
+  if (const int error = take_carry(kName, name, slot, end); error != SLUICE_SUCCESS) return error;
+  std::memcpy(out, arena_data() + *slot, bytes);
+  arena_.release(*slot);
+  return SLUICE_SUCCESS;
+}
+
+int Job::flush(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms) {
+  constexpr const char* kName = "sluice_flush";
+  if (out == nullptr) return fail(SLUICE_ERROR_INVALID, std::string(kName) + ": `out` is NULL");
+  TagName name;
+  name.tag = tag;
+  if (const int error = check_tag(kName, kind, type, count, &name); error != SLUICE_SUCCESS) return error;
+  const Micros end = Timer(timeout_ms).end();
+  const ElementType sums = accumulator_type(name.type);
+  const uint64_t bytes = count * element_size(sums);
+  // The sum may be larger than one op, since accumulators may be wider than elements: it is made in parts.
+  const uint64_t most = request_.max_op_bytes / ArenaAllocator::kGranule * ArenaAllocator::kGranule;
+  const uint64_t part = std::min(bytes, most);
+  const uint64_t apart =
+      (part + ArenaAllocator::kGranule - 1) / ArenaAllocator::kGranule * ArenaAllocator::kGranule;
+  const auto pair = take_temporary(kName, 2 * apart);
+  if (!pair) return SLUICE_ERROR_NO_MEMORY;
+  auto slot = take_temporary(kName, bytes);
+  int error = slot ? take_carry(kName, name, slot, end) : int{SLUICE_ERROR_NO_MEMORY};
+  if (error != SLUICE_SUCCESS) slot = std::nullopt;  // take_carry has given it back, or keeps it
+  // Whatever happens here, the other ranks wait for this one's part of the sum: it is nothing where nothing could be
+  // taken, and then what is owed stays with the daemon.
+  const bool nothing = error == SLUICE_ERROR_TIMEOUT;
+  const std::string trouble = nothing ? last_error() : "";
+  if (nothing) error = SLUICE_SUCCESS;
+  const Micros sum_end = std::max(end, monotonic_micros() + kFlushLeast);
+  std::byte* const contribution = arena_data() + *pair;
+  for (uint64_t at = 0; error == SLUICE_SUCCESS && at < bytes; at += part) {
+    Call call;
+    const uint64_t size = std::min(part, bytes - at);
+    call.count = size / element_size(sums);
+    call.type = sums;
+    call.kind = name.kind;
+    call.tag = tag;
+    call.contribution = *pair;
+    call.result = *pair + apart;
+    if (slot)
+      std::memcpy(contribution, arena_data() + *slot + at, size);
+    else
+      std::memset(contribution, 0, size);
+    sluice_op handle = 0;
+    error = submit(call, &handle);
+    if (error == SLUICE_SUCCESS) error = wait_plain(kName, "the sum was not made", handle, sum_end, pair);
+    if (error == SLUICE_SUCCESS) std::memcpy(static_cast<std::byte*>(out) + at, contribution + apart, size);
+  }
+  if (slot) arena_.release(*slot);
+  if (error != SLUICE_ERROR_TIMEOUT) arena_.release(*pair);
+  if (error == SLUICE_SUCCESS && nothing)
+    return fail(SLUICE_ERROR_TIMEOUT, trouble + "; the sum was made without this rank's part");
+  return error;
+}
+
+// What is still unresolved a moment after every result is in waits for later calls of its tag, which will not come.
+void Job::drop_queued(Micros end) {
+  if (wait_until(end, [&] { return ops_.all_have_result(); }) != SLUICE_SUCCESS) return;
+  if (wait_until(std::min(end, monotonic_micros() + kFatesUsually), [&] { return ops_.all_resolved(); }) ==
+      SLUICE_SUCCESS)
+    return;
+  std::set<TagName> tags;
+  {
+    const std::lock_guard lock(mutex_);
+    ops_.for_each_open([&](const OpTable::Op& op) {
+      if ((ops_.events(op) & SLUICE_EVENT_RESOLVED) == 0) tags.insert({op.tag, op.kind, op.type, op.count});
+    });
+  }
+  for (const TagName& tag : tags) take_carry("sluice_leave", tag, std::nullopt, end);
+}
+
 int Job::leave(int timeout_ms) {
   const Timer timer(timeout_ms);
+  drop_queued(timer.end());
   if (wait_until(timer.end(), [&] { return ops_.all_resolved(); }) != SLUICE_SUCCESS) {
     return fail(SLUICE_ERROR_TIMEOUT,
                 "sluice_leave: calls were still open after " + number(static_cast<uint64_t>(timeout_ms)) +
@@ -369,6 +569,7 @@ void Job::info(sluice_job_info* info) const {
   info->payload_bytes = joined_.payload;
   info->arena_bytes = arena_.size();
   info->max_op_bytes = request_.max_op_bytes;
+  info->carry_over = joined_.carry_over ? 1 : 0;
 }
 
 }  // namespace sluice::client

@@ -11,10 +11,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "base/ipc/layout.h"
 #include "base/ipc/ring.h"
@@ -43,6 +45,17 @@ struct Call {
   bool small_slots = false;
 };
 
+// What names a tensor from step to step.
+struct TagName {
+  uint64_t tag = 0;
+  ReduceKind kind = ReduceKind::kSum;
+  ElementType type = ElementType::kF32;
+  uint64_t count = 0;
+  bool operator<(const TagName& other) const {
+    return std::tie(tag, kind, type, count) < std::tie(other.tag, other.kind, other.type, other.count);
+  }
+};
+
 class Job {
  public:
   // What the library keeps of the arena for itself, so that a barrier works when the caller has used up the rest.
@@ -59,6 +72,8 @@ class Job {
   int broadcast(void* buffer, uint64_t bytes, uint32_t root, sluice_op* handle);
   int all_gather(const void* contribution, void* result, uint64_t bytes, sluice_op* handle);
   int barrier(int timeout_ms);
+  int tag_retire(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms);
+  int flush(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms);
 
   // Waits for the events in `wanted` (SLUICE_EVENT_*). A resolved op is forgotten. `report` may be nullptr.
   int wait(sluice_op handle, int timeout_ms, uint32_t wanted, sluice_report* report);
@@ -74,6 +89,14 @@ class Job {
   // Checks that [pointer, pointer + bytes) is 64-byte aligned memory of the arena; gives its offset.
   std::optional<uint64_t> offset_of(const void* pointer, uint64_t bytes) const;
   int check_size(const char* call, uint64_t count, uint64_t element_bytes) const;
+  // A kTakeCarry to every lane, and the wait for all of them. `slot`: offset for the accumulators; nullopt: what is owed is
+  // dropped. When the daemon does not answer in time, `slot` stays taken until it does.
+  int take_carry(const char* call, const TagName& name, std::optional<uint64_t> slot, Micros end);
+  int check_tag(const char* call, int kind, int type, uint64_t count, TagName* name) const;
+  // Waits for an op whose outcome has no report. On time-out it is left to itself, and so are `slots`.
+  int wait_plain(const char* call, const char* late, sluice_op handle, Micros end,
+                 std::optional<uint64_t> slots);
+  void drop_queued(Micros end);
   // A temporary slot of `bytes`, or nullopt with fail() done.
   std::optional<uint64_t> take_temporary(const char* call, uint64_t bytes);
 
@@ -96,8 +119,18 @@ class Job {
   ArenaAllocator arena_;
   const uint64_t reserve_offset_;
 
-  std::mutex mutex_;  // guards the six below
+  // A kTakeCarry under way.
+  struct Take {
+    uint32_t lanes = 0;  // bit per lane that has answered
+    Status status = Status::kOk;
+    std::optional<uint64_t> slot;
+    bool detached = false;  // nobody waits for it any more
+  };
+
+  std::mutex mutex_;  // guards the eight below
   OpTable ops_;
+  std::map<uint32_t, Take> takes_;  // by number
+  uint32_t next_take_ = 0;
   uint64_t next_ = 0;  // number of the next op
   bool lost_ = false;
   std::string lost_text_;

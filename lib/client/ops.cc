@@ -66,7 +66,15 @@ bool OpTable::apply(uint32_t lane, const ipc::Completion& completion, const ipc:
   const uint32_t bit = 1U << lane;
   if ((completion.events & kEventResult) != 0) op.lanes_result |= bit;
   if ((completion.events & kEventResolved) != 0) op.lanes_resolved |= bit;
-  op.lane[lane] = completion;  // later events of a lane carry its counts anew
+  if ((completion.events & kEventResult) != 0 || (op.lanes_result & bit) == 0) {
+    op.lane[lane] = completion;
+  } else {  // after its RESULT a lane tells of the contribution only, or of holes that were filled too late
+    ipc::Completion& known = op.lane[lane];
+    known.blocks_received = std::max(known.blocks_received, completion.blocks_received);
+    known.total_us = std::max(known.total_us, completion.total_us);
+    known.blocks_uncounted = completion.blocks_uncounted;
+    known.blocks_discarded = completion.blocks_discarded;
+  }
   op.status[lane] = worse(op.status[lane], static_cast<Status>(completion.status));
   if (report != nullptr) {
     if (op.text.empty()) op.text = report->text;
@@ -120,6 +128,8 @@ void OpTable::fill(const Op& op, sluice_report* report) const {
     report->blocks_skipped += c.blocks_skipped;
     report->blocks_uncounted += c.blocks_uncounted;
     report->blocks_repaired += c.repaired;
+    report->blocks_filled += c.blocks_filled;
+    report->blocks_discarded += c.blocks_discarded;
     report->bytes_sent += c.bytes_sent;
     report->total_us = std::max(report->total_us, c.total_us);
     report->wait_us = std::max(report->wait_us, c.wait_us);
@@ -136,6 +146,11 @@ void OpTable::fill(const Op& op, sluice_report* report) const {
   report->missing_count = static_cast<uint32_t>(op.missing.size());
   std::copy(op.missing.begin(), op.missing.end(), report->missing);
   std::snprintf(report->text, sizeof(report->text), "%s", op.text.c_str());
+}
+
+bool OpTable::all_have_result() const {
+  return std::all_of(ops_.begin(), ops_.end(),
+                     [&](const Op& op) { return !op.open || (events(op) & SLUICE_EVENT_RESULT) != 0; });
 }
 
 bool OpTable::all_resolved() const {

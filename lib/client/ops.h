@@ -24,6 +24,10 @@ class OpTable {
     bool open = false;
     uint32_t op_seq = 0;
     uint64_t tag = 0;
+    // What the tensor is, with the tag: names what the daemon owes of it.
+    uint64_t count = 0;
+    ElementType type = ElementType::kF32;
+    ReduceKind kind = ReduceKind::kSum;
     // Nobody waits for it any more (a barrier whose caller gave up): forgotten when it is resolved.
     bool detached = false;
     // A slot of the arena that the library took for this op; the job frees it once the op is resolved.
@@ -62,6 +66,7 @@ class OpTable {
   Status status(const Op& op) const;
   void fill(const Op& op, sluice_report* report) const;  // all fields but `size`
 
+  bool all_have_result() const;
   bool all_resolved() const;
 
   template <typename Function>

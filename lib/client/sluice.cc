@@ -485,6 +485,28 @@ int sluice_all_gather(sluice_job* job, const void* contribution, void* result, u
   });
 }
 
+int sluice_flush(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type, uint64_t count, void* out,
+                 int timeout_ms) {
+  constexpr const char* kName = "sluice_flush";
+  return guarded(kName, [&] {
+    if (job == nullptr) return invalid(kName, "`job` is NULL");
+    if (job->job.fork_guard().forked()) return forked(kName);
+    if (timeout_ms < 0) return invalid(kName, "timeout_ms is negative");
+    return job->job.flush(tag, number_of(kind), number_of(type), count, out, timeout_ms);
+  });
+}
+
+int sluice_tag_retire(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type, uint64_t count,
+                      void* out, int timeout_ms) {
+  constexpr const char* kName = "sluice_tag_retire";
+  return guarded(kName, [&] {
+    if (job == nullptr) return invalid(kName, "`job` is NULL");
+    if (job->job.fork_guard().forked()) return forked(kName);
+    if (timeout_ms < 0) return invalid(kName, "timeout_ms is negative");
+    return job->job.tag_retire(tag, number_of(kind), number_of(type), count, out, timeout_ms);
+  });
+}
+
 int sluice_barrier(sluice_job* job, int timeout_ms) {
   constexpr const char* kName = "sluice_barrier";
   return guarded(kName, [&] {

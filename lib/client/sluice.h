@@ -97,7 +97,8 @@ typedef enum sluice_type {
 typedef enum sluice_kind { SLUICE_SUM = 0, SLUICE_MEAN = 1 } sluice_kind;
 
 /* EXACT: repaired until complete, summed in rank order, bit-identical everywhere. CONSISTENT: bounded; all ranks that
- * report SLUICE_OK hold the same bits. BEST_EFFORT: bounded, holes are approximated. */
+ * report SLUICE_OK hold the same bits. BEST_EFFORT: bounded, holes are approximated, ranks drift apart; floating-point
+ * types only. */
 typedef enum sluice_class { SLUICE_EXACT = 0, SLUICE_CONSISTENT = 1, SLUICE_BEST_EFFORT = 2 } sluice_class;
 
 /* "0.1.0", and the text for an error or a status ("OK", "OP_TIMEOUT" ...). Static strings. */
@@ -154,7 +155,7 @@ SLUICE_API int sluice_key_generate(unsigned char key[32]);
 
 /* Joins; waits until every node of the job answers. */
 SLUICE_API int sluice_join(sluice_context* context, const sluice_join_options* options, sluice_job** job);
-/* Waits for open ops (at most timeout_ms), then leaves. The job handle is gone afterwards, whatever is returned, and
+/* Waits for open ops (at most timeout_ms), then leaves. What this rank is still owed is dropped (sluice_flush first). The job handle is gone afterwards, whatever is returned, and
  * with it every buffer of sluice_alloc; no other thread may still use it. SLUICE_ERROR_TIMEOUT: ops were still open, or
  * the daemon did not answer; the other ranks see this rank as lost. */
 SLUICE_API int sluice_leave(sluice_job* job, int timeout_ms);
@@ -167,6 +168,7 @@ typedef struct sluice_job_info {
   uint32_t rank, world_size, nodes, node, lanes;
   uint32_t payload_bytes; /* of one datagram */
   uint64_t arena_bytes, max_op_bytes;
+  uint32_t carry_over; /* 1: what a CONSISTENT call did not count is added to a later one, see sluice_flush */
 } sluice_job_info;
 SLUICE_API int sluice_job_get_info(sluice_job* job, sluice_job_info* info);
 
@@ -185,7 +187,7 @@ typedef struct sluice_op_options {
   sluice_class op_class; /* default: SLUICE_EXACT */
   uint64_t tag;          /* stable name of "the same tensor at the next step"; 0: none */
   uint32_t deadline_us;  /* bound of this op; 0: the job's */
-  float loss_scale;      /* the AMP loss scale, 0 or 1: none */
+  float loss_scale;      /* the AMP loss scale of the contribution, finite and above 0; 0 or 1: none */
 } sluice_op_options;
 
 /* result = sum or mean over all ranks of contribution, element by element. Both buffers come from sluice_alloc, do not
@@ -206,6 +208,30 @@ SLUICE_API int sluice_broadcast(sluice_job* job, void* buffer, uint64_t bytes, u
  * twice the bytes of the optimum, and world_size * bytes of the arena for the time of the op. */
 SLUICE_API int sluice_all_gather(sluice_job* job, const void* contribution, void* result, uint64_t bytes,
                                  sluice_op* op);
+
+/* --- Carry-over ------------------------------------------------------------------------------------------------ */
+
+/* Where the daemons carry over (exchange.carry_over), what a CONSISTENT call did not count of this rank's contribution
+ * is added to its next contribution of the same tag, kind, type and count; the daemon keeps it. A contribution that came
+ * too late as a whole stays in its buffer until then: SLUICE_EVENT_RESOLVED comes with a later call of the tag. Under AMP
+ * `loss_scale` of each call says how its contribution was scaled; what is kept has no scale, and takes that of the call
+ * it goes out with.
+ *
+ * The two calls below take back what is owed, as `count` values of the type in which elements are summed: SLUICE_F32 for
+ * SLUICE_F16 and SLUICE_BF16, else the type itself; without loss scale, 0 where nothing is owed. They wait until the
+ * fate of every earlier call of the tag is known, and need that much memory of the arena for their time (sluice_flush:
+ * up to three times as much). Where nothing is carried over they give zeros. */
+
+/* Collective, like an exact call: what all ranks owe under the tag, summed (SLUICE_MEAN: divided by the ranks), equal on
+ * all ranks; nobody owes it any more. For checkpoints: store `out` (rank 0's is enough), and add it to the next result of
+ * the tag on every rank, times the loss scale of that call. `out`: any memory. SLUICE_ERROR_TIMEOUT: a fate stayed open;
+ * this rank gave nothing to the sum and owes on, the others have their result. */
+SLUICE_API int sluice_flush(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type, uint64_t count,
+                            void* out, int timeout_ms);
+/* Local: what this rank owes under the tag, when the tag will not be used again (the buckets were cut anew, say). Add it,
+ * times the loss scale, to later contributions. `out` NULL: it is dropped, and counted as undecided. */
+SLUICE_API int sluice_tag_retire(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type,
+                                 uint64_t count, void* out, int timeout_ms);
 
 /* Ends on no rank before every rank has called it. SLUICE_ERROR_TIMEOUT: the barrier goes on without this caller and
  * must not be called again for the same meeting. */
@@ -231,6 +257,9 @@ typedef struct sluice_report {
   uint32_t blocks_skipped;                   /* zero by decision of their owner: too few contributed */
   uint32_t blocks_uncounted;                 /* of this rank's contribution, not in the sum */
   uint32_t blocks_repaired;                  /* asked for again */
+  uint32_t blocks_filled; /* BEST_EFFORT: of the result, filled by rule (own contribution or zero) */
+  uint32_t
+      blocks_discarded; /* of what this rank was owed: too old to be carried on, not finite, or no memory */
   uint32_t total_us, wait_us, lag_us, push_us;
   uint32_t late_nodes;    /* nodes not counted in full, as far as seen here */
   uint32_t worst_node;    /* waited for last; UINT32_MAX: none */

@@ -196,6 +196,16 @@ class Job {
     must(sluice_all_gather(get(), contribution.data(), result.data(), contribution.size_bytes(), &op));
     return {get(), op};
   }
+  // What all ranks owe under the tag, summed or averaged; equal on all ranks (sluice_flush).
+  template <typename T>
+  void flush(uint64_t tag, sluice_kind kind, std::span<T> out, int timeout_ms) {
+    must(sluice_flush(get(), tag, kind, type_of<T>(), out.size(), out.data(), timeout_ms));
+  }
+  // What this rank owes under the tag, which will not be used again (sluice_tag_retire).
+  template <typename T>
+  void tag_retire(uint64_t tag, sluice_kind kind, std::span<T> out, int timeout_ms) {
+    must(sluice_tag_retire(get(), tag, kind, type_of<T>(), out.size(), out.data(), timeout_ms));
+  }
   void barrier(int timeout_ms) { must(sluice_barrier(get(), timeout_ms)); }
   void abort() { must(sluice_abort(get())); }
   void leave(int timeout_ms) { must(sluice_leave(std::exchange(membership_->job, nullptr), timeout_ms)); }

@@ -94,6 +94,20 @@ TEST(Table, IsSound) {
   EXPECT_TRUE(cross_check(defaults()).empty());
 }
 
+TEST(Table, AWordMayStandForZero) {
+  const Key* key = find_key("exchange.deadline");
+  Config config = defaults();
+  ASSERT_TRUE(set_value(*key, "auto", &config).ok());
+  EXPECT_EQ(config.exchange.deadline, 0);
+  EXPECT_EQ(format_value(*key, config), "auto");
+  EXPECT_EQ(allowed(*key), "auto, or a time, 1ms to 10min");
+  const auto zero = set_value(*key, "0", &config);
+  ASSERT_FALSE(zero.ok()) << "the number is out of range, the word is not";
+  const auto wrong = set_value(*key, "never", &config);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(wrong.error().message.find("or auto"), std::string::npos) << wrong.error().message;
+}
+
 // Two keys that fill the same field would both pass every other test.
 TEST(Table, EveryKeyHasItsOwnField) {
   const std::string standard = print_config(one(""));
@@ -109,13 +123,16 @@ TEST(Table, EveryKeyHasItsOwnField) {
         other = std::to_string(static_cast<int>(key.default_value == "1" ? key.max : key.min));
         break;
       case Kind::kRatio:
-        other = "0.25";
+        other = key.min > 0.25 ? "2.5" : "0.25";
         break;
       case Kind::kDuration:
         other = "11ms";
         break;
       case Kind::kBytes:
         other = "3MiB";
+        break;
+      case Kind::kBitRate:
+        other = "40gbit";
         break;
       case Kind::kMode:
         other = "0600";
@@ -174,7 +191,7 @@ TEST(Loader, SaysWhereAndWhatIsAllowed) {
   EXPECT_EQ(problem_of("lanes: 17\n"), "s.yaml:1:8: lanes: 17 is out of range; allowed: 1 to 16");
   EXPECT_EQ(problem_of("exchange:\n  deadline: 200\n"),
             "s.yaml:2:13: exchange.deadline: '200' has no unit; write a time such as 20us, 200ms, 1.5s, 2min "
-            "or 1h");
+            "or 1h; or auto");
   EXPECT_EQ(problem_of("security: {sealing: atuh}"),
             "s.yaml:1:21: security.sealing: 'atuh' is not auth or none; did you mean 'auth'?");
   EXPECT_EQ(problem_of("transport:\n  gso: maybe\n"),

@@ -1,6 +1,7 @@
 // What a lane takes from a client's ring, and what it does not.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 
 #include "daemon/engine/lane_worker.h"
@@ -41,6 +42,26 @@ TEST(Descriptor, GoodOnesPass) {
   d.op_class = static_cast<uint8_t>(OpClass::kConsistent);
   d.kind = static_cast<uint8_t>(ReduceKind::kMean);
   EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr);
+  d.op_class = static_cast<uint8_t>(OpClass::kBestEffort);
+  d.loss_scale = 65536;
+  EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr);
+}
+
+// kTakeCarry has one slot, of accumulators, and no contribution.
+TEST(Descriptor, OfATake) {
+  ipc::Descriptor d = good();
+  d.request = static_cast<uint32_t>(ipc::Request::kTakeCarry);
+  d.contribution = 3;
+  d.element_type = d.wire_type = static_cast<uint8_t>(ElementType::kF16);
+  d.result = kArena - 4032;  // 1000 floats fit, 4000 bytes
+  EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr);
+  d.result = kArena - 3968;
+  ASSERT_NE(check_descriptor(d, kArena, kMaxOp), nullptr);
+  EXPECT_NE(std::string(check_descriptor(d, kArena, kMaxOp)).find("outside"), std::string::npos);
+  d.flags = ipc::kFlagDrop;
+  EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr) << "there is no slot";
+  d.flags = 2;
+  EXPECT_NE(check_descriptor(d, kArena, kMaxOp), nullptr);
 }
 
 TEST(Descriptor, BadOnesAreNamed) {
@@ -51,7 +72,7 @@ TEST(Descriptor, BadOnesAreNamed) {
   constexpr uint64_t kHuge = ~uint64_t{0};
   const Case cases[] = {
       {"unknown request", [](ipc::Descriptor* d) { d->request = 0; }},
-      {"unknown request", [](ipc::Descriptor* d) { d->request = 2; }},
+      {"unknown request", [](ipc::Descriptor* d) { d->request = 3; }},
       {"unknown element type", [](ipc::Descriptor* d) { d->element_type = d->wire_type = kElementTypes; }},
       {"unknown element type", [](ipc::Descriptor* d) { d->element_type = d->wire_type = 255; }},
       {"wire type", [](ipc::Descriptor* d) { d->wire_type = 1; }},
@@ -62,6 +83,20 @@ TEST(Descriptor, BadOnesAreNamed) {
          d->element_type = d->wire_type = static_cast<uint8_t>(ElementType::kI32);
        }},
       {"class", [](ipc::Descriptor* d) { d->op_class = 9; }},
+      {"best_effort",
+       [](ipc::Descriptor* d) {
+         d->op_class = static_cast<uint8_t>(OpClass::kBestEffort);
+         d->element_type = d->wire_type = static_cast<uint8_t>(ElementType::kI64);
+       }},
+      {"loss_scale", [](ipc::Descriptor* d) { d->loss_scale = 0; }},
+      {"loss_scale", [](ipc::Descriptor* d) { d->loss_scale = -1; }},
+      {"loss_scale", [](ipc::Descriptor* d) { d->loss_scale = std::numeric_limits<float>::quiet_NaN(); }},
+      {"loss_scale", [](ipc::Descriptor* d) { d->loss_scale = std::numeric_limits<float>::infinity(); }},
+      {"loss_scale",
+       [](ipc::Descriptor* d) {
+         d->loss_scale = 2;
+         d->element_type = d->wire_type = static_cast<uint8_t>(ElementType::kU8);
+       }},
       {"flags", [](ipc::Descriptor* d) { d->flags = 1; }},
       {"max_op_bytes", [](ipc::Descriptor* d) { d->count = kMaxOp / 4 + 1; }},
       {"max_op_bytes", [](ipc::Descriptor* d) { d->count = kHuge; }},

@@ -95,12 +95,42 @@ std::string jobs_table(const json& jobs) {
                rows);
 }
 
+// Deadlines and what was not counted in time, where there is something to say.
+std::string bounded_notes(const json& job) {
+  std::string out;
+  if (job.value("deadline_adapts", false)) {
+    std::vector<std::string> found;
+    for (const json& one : job.value("deadlines", json::array())) {
+      const uint64_t hard = number(one, "hard_us");
+      found.push_back(fmt::format("{} {}", bytes(number(one, "bytes")),
+                                  hard == 0 ? fmt::format("warming up ({} ops)", number(one, "samples"))
+                                            : micros(static_cast<int64_t>(hard))));
+    }
+    out += fmt::format("{}: deadline auto, policy {}{}{}\n", text(job, "name"), number(job, "policy"),
+                       found.empty() ? "" : ": ", fmt::join(found, ", "));
+  }
+  const uint64_t carried = number(job, "blocks_carried"), queued = number(job, "contributions_queued"),
+                 discarded = number(job, "blocks_discarded"), undecided = number(job, "blocks_undecided"),
+                 filled = number(job, "blocks_filled");
+  if (carried + queued + discarded + undecided != 0) {
+    out += fmt::format(
+        "{}: carry-over: {} blocks carried ({} owed now), {} contributions queued ({} now), {} blocks "
+        "discarded, {} "
+        "undecided\n",
+        text(job, "name"), carried, number(job, "carry_blocks"), queued,
+        number(job, "contributions_queued_now"), discarded, undecided);
+  }
+  if (filled != 0) out += fmt::format("{}: {} blocks of results filled by rule\n", text(job, "name"), filled);
+  return out;
+}
+
 std::string jobs_notes(const json& jobs) {
   std::string out;
   for (const json& job : jobs) {
     if (const std::string why = text(job, "failure_text"); !why.empty())
       out += fmt::format("{}: {}\n", text(job, "name"), why);
     if (const std::string who = text(job, "waiting_for"); !who.empty()) out += fmt::format("{}\n", who);
+    out += bounded_notes(job);
   }
   return out;
 }

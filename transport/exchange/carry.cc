@@ -327,18 +327,17 @@ void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Statu
 bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
   const uint32_t fingerprint = wire::fingerprint(what.kind, what.type, what.type, what.count, what.tag);
   const ElementType sums = accumulator_type(what.type);
-  std::memset(out, 0, what.count * element_size(sums));
   TagState* tag = find_tag(what.local_rank, fingerprint);
-  if (tag == nullptr) return true;
-  if (tag->travelling != 0) return false;  // fates are open
-  Geometry geometry{.count = what.count,
-                    .block_elements = wire::elements_per_block(settings.payload, what.type),
-                    .nodes = n,
-                    .lanes = settings.lanes,
-                    .lane = settings.lane};
-  const bool wide = element_size(sums) > element_size(what.type);
-  const CarryPages pages(&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks,
-                         wide ? 2 * settings.payload : settings.payload);
+  if (tag != nullptr && tag->travelling != 0) return false;  // fates are open
+  if (out == nullptr) {
+    if (tag != nullptr) drop_debts(tag, now);
+    return true;
+  }
+  const Geometry geometry{.count = what.count,
+                          .block_elements = wire::elements_per_block(settings.payload, what.type),
+                          .nodes = n,
+                          .lanes = settings.lanes,
+                          .lane = settings.lane};
   for (uint32_t shard = 0; shard < n; ++shard) {
     for (uint32_t stripe = 0; stripe < geometry.lane_blocks(shard); ++stripe) {
       const auto bit = static_cast<uint32_t>(geometry.stripe_first(shard) + stripe);
@@ -346,8 +345,12 @@ bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
       const uint64_t first = geometry.block_first_element(shard, block);
       const uint32_t elements = geometry.elements_of(shard, block);
       std::byte* to = out + first * element_size(sums);
-      if (const std::byte* owed = pages.find(tag->carry, bit))
+      const std::byte* owed = tag == nullptr ? nullptr : pages_of(*tag).find(tag->carry, bit);
+      if (owed != nullptr)
         std::memcpy(to, owed, elements * element_size(sums));
+      else
+        std::memset(to, 0, elements * element_size(sums));
+      if (tag == nullptr) continue;
       for (const QueuedSlot& slot : tag->queued) {
         const std::byte* data = slot.contribution + first * element_size(what.type);
         numeric::load(what.type, data, scratch_.data(), elements);
@@ -356,9 +359,51 @@ bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
       }
     }
   }
-  pages.clear(&tag->carry);
+  if (tag == nullptr) return true;
+  pages_of(*tag).clear(&tag->carry);
   for (const QueuedSlot& slot : tag->queued) resolve_queued(what.local_rank, slot, Status::kOk, now);
   tag->queued.clear();
+  return true;
+}
+
+CarryPages LaneImpl::pages_of(const TagState& tag) {
+  const bool wide = element_size(accumulator_type(tag.type)) > element_size(tag.type);
+  return {&pool_, wide ? kUnitBlocks / 2 : kUnitBlocks, wide ? 2 * settings.payload : settings.payload};
+}
+
+// What is owed under the tag is given up: undecided.
+void LaneImpl::drop_debts(TagState* tag, Micros now, Status status) {
+  const Geometry geometry{.count = tag->count,
+                          .block_elements = wire::elements_per_block(settings.payload, tag->type),
+                          .nodes = n,
+                          .lanes = settings.lanes,
+                          .lane = settings.lane};
+  counters.blocks_undecided += tag->carry.present + tag->queued.size() * geometry.stripe_blocks();
+  pages_of(*tag).clear(&tag->carry);
+  for (const QueuedSlot& slot : tag->queued) resolve_queued(tag->local_rank, slot, status, now);
+  tag->queued.clear();
+}
+
+// A local rank goes, and its memory with it.
+bool LaneImpl::forget_rank(Micros now, uint32_t local_rank) {
+  SLUICE_ASSERT(local_rank < local_ranks_);
+  if (failed) return true;  // nothing is open
+  if (!pending_[local_rank].empty()) return false;
+  for (const Op& op : ops_) {
+    if (!op.open || is_pulse(op.seq)) continue;
+    const Receiver& receiver = op.receivers[local_rank];
+    if (receiver.state == Receiver::State::kWait) return false;  // its result
+    // Its contribution: read by an uncounted fate, and as long as an owner may ask for it.
+    if (!receiver.contributes || op.fates == op.geometry.stripe_blocks()) continue;
+    if (op.carries) return false;
+    for (uint32_t node = 0; node < n && !op.push_stopped; ++node) {
+      const bool owns = op.geometry.lane_blocks(Geometry::shard_of(node, op.seq, n)) > 0;
+      if (node != self && owns && !op.nodes[node].closed) return false;
+    }
+  }
+  for (TagState& tag : tags_seen_) {
+    if (tag.used && tag.local_rank == local_rank) drop_debts(&tag, now);
+  }
   return true;
 }
 

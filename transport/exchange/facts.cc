@@ -75,6 +75,7 @@ bool Lane::take_correction(Micros now, const Submission& what, std::byte* out) {
 bool Lane::take_carry(Micros now, const Submission& what, std::byte* out) {
   return impl_->take_carry(now, what, out);
 }
+bool Lane::forget_rank(Micros now, uint32_t local_rank) { return impl_->forget_rank(now, local_rank); }
 wire::Drop Lane::on_packet(Micros now, std::span<const std::byte> datagram) {
   return impl_->on_packet(now, datagram);
 }
@@ -102,6 +103,16 @@ const Settings& Lane::settings() const { return impl_->settings; }
 uint32_t Lane::job_id() const { return impl_->job_id; }
 uint32_t Lane::epoch() const { return impl_->epoch; }
 const Counters& Lane::counters() const { return impl_->counters; }
+Owed Lane::owed() const {
+  Owed owed;
+  for (const TagState& tag : impl_->tags_seen_) {
+    if (!tag.used) continue;
+    owed.blocks += tag.carry.present;
+    owed.slots += tag.queued.size();
+  }
+  return owed;
+}
+Bounds Lane::bounds() const { return impl_->bounds(); }
 PeerState Lane::peer(uint32_t node) const { return impl_->peer_state(node); }
 bool Lane::poll_trace(Trace* trace) {
   if (impl_->traces.empty()) return false;

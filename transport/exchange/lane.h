@@ -170,10 +170,23 @@ struct Counters {
   uint64_t blocks_repaired = 0, blocks_resent = 0, blocks_skipped = 0, blocks_uncounted = 0,
            nonfinite_blocks = 0;
   uint64_t blocks_carried = 0, blocks_discarded = 0, slots_queued = 0, blocks_filled = 0;
-  uint64_t carry_blocks = 0;  // owed now
+  uint64_t blocks_undecided = 0;  // owed by ranks that left, or when the job ended
   uint64_t requests_sent = 0, contributions_late = 0;
   uint64_t blocks_corrected = 0, gone_open = 0;
   uint64_t open_ops = 0, pool_used_bytes = 0, pool_bytes = 0;
+};
+
+// What the local ranks owe now (section 7).
+struct Owed {
+  uint64_t blocks = 0;  // of carry-over
+  uint64_t slots = 0;   // contributions that wait in their slots
+};
+
+// Deadlines that adapt, as they are now: H of each size class (policy.h); 0: the class warms up, or never had an op.
+struct Bounds {
+  uint32_t policy = 0;  // number of the record in force; 0: none yet
+  Micros hard[16] = {};
+  uint32_t samples[16] = {};  // ops measured here
 };
 
 class Lane {
@@ -196,8 +209,12 @@ class Lane {
 
   // What a local rank owes under a tag (uncounted blocks and queued slots) goes to `out`: `count` elements in accumulator
   // type, unscaled, zero where nothing is owed; queued slots are RESOLVED. `what` names local_rank, kind, type, count
-  // and tag. False: fates of the tag are still open, ask again later. Blocks of this lane only.
+  // and tag. False: fates of the tag are still open, ask again later. Blocks of this lane only. With `out` nullptr what
+  // is owed is dropped, counted as undecided.
   bool take_carry(Micros now, const Submission& what, std::byte* out);
+  // A local rank leaves: its slots are not touched any more, and what it owes is dropped, counted as undecided. False:
+  // an op that is open here still needs its slots; the job can only fail.
+  bool forget_rank(Micros now, uint32_t local_rank);
 
   // Takes a datagram whose source is the address of the node that the header names as sender (the caller checked).
   // Returns kNone or why it was dropped. The bytes are not kept.
@@ -235,6 +252,9 @@ class Lane {
   uint32_t job_id() const;
   uint32_t epoch() const;
   const Counters& counters() const;
+  Owed owed() const;
+  // The bounds in force for the next op (section 10).
+  Bounds bounds() const;
   PeerState peer(uint32_t node) const;
   bool poll_trace(Trace* trace);  // finished ops, oldest first; the oldest are overwritten when nobody asks
 

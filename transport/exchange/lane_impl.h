@@ -216,6 +216,7 @@ class LaneImpl {
   TagState* find_tag(uint32_t local_rank, uint32_t fingerprint);
   TagState* tag_of(const Submission& submission, uint32_t fingerprint);
   CarryPages pages_of(const Op& op);
+  CarryPages pages_of(const TagState& tag);
   uint32_t carry_limit(const TagState& tag) const;
   void look_for_debts(Op* op, Micros now);
   void set_late_wait(Op* op);
@@ -232,6 +233,8 @@ class LaneImpl {
   void settle_fates(Op* op, Micros now);
   void resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now);
   bool take_carry(Micros now, const Submission& what, std::byte* out);
+  void drop_debts(TagState* tag, Micros now, Status status = Status::kOk);
+  bool forget_rank(Micros now, uint32_t local_rank);
   void queue_slot(Op* op, uint32_t local_rank);
 
   // --- correct.cc ---
@@ -282,6 +285,7 @@ class LaneImpl {
   void set_policy(Op* op);
   void set_bounds(Op* op, uint32_t size_class);
   const Policy& policy_for(uint32_t seq) const;
+  Bounds bounds() const;
   bool adopt(const Policy& policy);
   void begin_pulse(Micros now);
   void pulse_ended(Op* op, bool complete, Micros now);

@@ -198,8 +198,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
     }
   }
   for (TagState& tag : tags_seen_) {  // undecided: dropped with the view
-    for (const QueuedSlot& slot : tag.queued) resolve_queued(tag.local_rank, slot, status, now);
-    tag.queued.clear();
+    if (tag.used) drop_debts(&tag, now, status);
   }
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     for (; !pending_[rank].empty(); pending_[rank].pop()) {

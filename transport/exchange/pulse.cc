@@ -15,6 +15,18 @@ const Policy& LaneImpl::policy_for(uint32_t seq) const {
   return first_policy_;
 }
 
+Bounds LaneImpl::bounds() const {
+  Bounds bounds;
+  static_assert(std::size(Bounds{}.hard) == kSizeClasses);
+  const Policy& policy = policy_for(peers[self].done);
+  bounds.policy = policy.number;
+  for (uint32_t c = 0; c < kSizeClasses; ++c) {
+    bounds.hard[c] = policy.of_class[c].push + policy.of_class[c].pull;
+    bounds.samples[c] = static_cast<uint32_t>(estimators_[c].samples());
+  }
+  return bounds;
+}
+
 // Keeps a record that is newer than all known ones.
 bool LaneImpl::adopt(const Policy& policy) {
   if (policy.number <= policies_.back().number) return false;
