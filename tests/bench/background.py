@@ -3,9 +3,9 @@
 nothing for an `off` time. Times are drawn from a seeded generator: on uniform in 0.5 to 1.5 of its mean, off exponential.
 
     background.py receive ADDRESS PORT              accepts connections and reads what comes
-    background.py send ADDRESS PORT SEED FLOWS ON_MS OFF_MS
+    background.py send ADDRESS PORT SEED FLOWS ON_MS OFF_MS [always]
 
-The sender obeys one word a line on its standard input: `go` starts bursts at the next draw, `rest` ends the running burst at
+With `always` bursts come until the process is ended. Else the sender obeys one word a line on its standard input: `go` starts bursts at the next draw, `rest` ends the running burst at
 once and waits until what it sent has arrived; it answers each with a line of JSON: the bytes that the receiver's kernel has acknowledged while it was on,
 and the seconds that it was. It ends with its input.
 """
@@ -21,6 +21,7 @@ import termios
 import time
 
 CHUNK = bytes(64 * 1024)
+CONNECT_S = 10.0
 SEND_BUFFER = 128 * 1024  # small, so that a burst ends when it ends
 DRAIN_S = 2.0
 SIOCOUTQ = termios.TIOCOUTQ  # bytes in the send buffer that were not acknowledged
@@ -45,11 +46,24 @@ def receive(address, port):
                 ready.close()
 
 
+def connect(address, port):
+    """To a receiver that may not be there yet."""
+    end = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=CONNECT_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
 class Sender:
     def __init__(self, address, port, seed, flows, on_s, off_s):
         self.random = random.Random(seed)
         self.on_s, self.off_s = on_s, off_s
-        self.flows = [socket.create_connection((address, port), timeout=10) for _ in range(flows)]
+        self.flows = [connect(address, port) for _ in range(flows)]
+        self.inputs = [0]
         for flow in self.flows:
             flow.setblocking(False)
             flow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -77,7 +91,7 @@ class Sender:
         self.bursts += 1
         said = None
         while said is None and (left := end - time.monotonic()) > 0:
-            inputs, outputs, _ = select.select([0], self.flows, [], left)
+            inputs, outputs, _ = select.select(self.inputs, self.flows, [], left)
             for flow in outputs:
                 try:
                     self.written += flow.send(CHUNK)
@@ -87,6 +101,12 @@ class Sender:
                 said = self.command(0)
         self.burst_s += time.monotonic() - began
         return said
+
+    def always(self):
+        self.inputs = []
+        while True:
+            time.sleep(self.random.expovariate(1 / self.off_s))
+            self.burst()
 
     def unacknowledged(self):
         return sum(struct.unpack("i", fcntl.ioctl(flow, SIOCOUTQ, bytes(4)))[0] for flow in self.flows)
@@ -119,7 +139,10 @@ def main():
     if sys.argv[1] == "receive":
         receive(sys.argv[2], int(sys.argv[3]))
     address, port, seed, flows = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
-    Sender(address, port, seed, flows, float(sys.argv[6]) / 1000, float(sys.argv[7]) / 1000).run()
+    sender = Sender(address, port, seed, flows, float(sys.argv[6]) / 1000, float(sys.argv[7]) / 1000)
+    if sys.argv[8:] == ["always"]:
+        sender.always()
+    sender.run()
 
 
 if __name__ == "__main__":

@@ -255,7 +255,12 @@ def show(tail, series):
 
 
 def daemon_settings(_node):
-    return {"metrics": {"listen": "off"}}
+    return {"metrics": {"listen": "off"}, "exchange": {"carry_over": True} if carries_over() else {}}
+
+
+def carries_over():
+    """Whether what a bounded round does not count joins a later one; else it is lost."""
+    return clusters.takes("exchange.carry_over=true")
 
 
 class DisturbedCluster(clusters.Cluster):
@@ -273,7 +278,7 @@ def run(options):
     settings = load_settings()
     say("disturbed: frozen settings, tests/bench/disturbed.json: " + json.dumps(settings))
     say(f"disturbed: an all-reduce of {settings['bytes']} bytes; bound of the bounded classes: {settings['deadline_ms']} ms a round, "
-        f"given with each op; load average at the start {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+        f"given with each op; carry-over {'on' if carries_over() else 'not in this version'}; load average at the start {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     results = {"disturbed_load_average_at_start": round(os.getloadavg()[0], 2)}
     with DisturbedCluster(options) as cluster:
         cluster.start()

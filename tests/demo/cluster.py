@@ -17,6 +17,7 @@ NETNS_CLUSTER = os.path.join(ROOT, "scripts", "netns-cluster")
 PREFIX = "sldemo"  # of the namespaces' names; then the process id
 PR_SET_PDEATHSIG = 1
 START_S, STOP_S = 20.0, 5.0
+BACKGROUND_PORT = 9601
 _libc = ctypes.CDLL(None)
 
 
@@ -112,6 +113,20 @@ class Cluster:
                                    start_new_session=True, **options)
         self._processes.append(process)
         return process
+
+    def disturb(self, settings, tail):
+        """Bursts of TCP between the last two nodes, both ways, as scripts/bench --disturbed has them. Returns the processes."""
+        program, burst = os.path.join(ROOT, "tests", "bench", "background.py"), settings["tails"][tail]
+        pair = (self.count - 2, self.count - 1)
+        started = []
+        for index, node in enumerate(pair):
+            with open(os.path.join(self.folder, f"background{node}.log"), "ab") as log:
+                there, here = self.addresses[pair[1 - index]], self.addresses[node]
+                for command in (["receive", here, str(BACKGROUND_PORT)],
+                                ["send", there, str(BACKGROUND_PORT), str(settings["seed"] + index), str(burst["flows"]),
+                                 str(burst["on_ms"]), str(burst["off_ms"]), "always"]):
+                    started.append(self.run(node, [interpreter(), "-B", program] + command, stdout=log, stderr=log))
+        return started
 
     def end(self, processes, grace=STOP_S):
         """Ends processes that run() started: asks, waits, kills."""

@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,9 +21,13 @@ NODES = 4
 LINK = "1gbit"
 RUN_LIMIT_S = 200
 # steps: about 58 are one epoch at 256 images a rank. target: an accuracy that every run passes well before its end.
-FULL = {"steps": 80, "batch": 256, "eval_every": 8, "target": 0.82}
-QUICK = {"steps": 24, "batch": 256, "eval_every": 4, "target": 0.68}
+FULL = {"steps": 80, "batch": 256, "eval_every": 8, "target": 0.82, "disturbed_steps": 48}
+QUICK = {"steps": 24, "batch": 256, "eval_every": 4, "target": 0.68, "disturbed_steps": 24}
 RUNS = ["gloo", "exact", "consistent"]
+DISTURBED_RUNS = ["gloo", "exact", "consistent", "best_effort"]
+DISTURBED = " disturbed"  # after the name of a run beside bursts
+TAIL = "3.0"  # of those in tests/bench/disturbed.json
+DEADLINE_S = 0.4  # of a bounded round beside bursts: a step without them takes about as long
 
 
 def arguments():
@@ -32,7 +37,16 @@ def arguments():
     parser.add_argument("--build", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--runs", default=",".join(RUNS))
+    parser.add_argument("--disturbed", action="store_true")
     return parser.parse_args()
+
+
+def allows_best_effort(environment):
+    """Whether this version's State takes the class."""
+    code = ("from sluice.torch import _settings; "
+            "_settings.make('x', 'auto', 'best_effort', None, 1.0, None, None, None, 'ignore', None)")
+    return subprocess.run([interpreter(), "-c", code], capture_output=True, timeout=60, check=False,
+                          env={**environment, "PYTHONPATH": os.path.join(ROOT, "lib", "python")}).returncode == 0
 
 
 def free_port():
@@ -46,20 +60,24 @@ class Demo:
         self.options, self.cluster, self.environment = options, cluster, environment
         self.plan = QUICK if options.quick else FULL
 
-    def run(self, name):
-        """Trains once; returns what every rank measured."""
+    def run(self, label):
+        """Trains once; returns what every rank measured. label: the class or gloo, and DISTURBED for a run beside bursts."""
         plan, cluster = self.plan, self.cluster
-        outputs = [os.path.join(cluster.folder, f"{name}{rank}.json") for rank in range(NODES)]
-        logs = [os.path.join(cluster.folder, f"{name}{rank}.log") for rank in range(NODES)]
-        port = 19470 + RUNS.index(name) if cluster.namespaces else free_port()
+        name, disturbed = label.replace(DISTURBED, ""), label.endswith(DISTURBED)
+        job = "demo-" + label.replace(" ", "-")
+        outputs = [os.path.join(cluster.folder, f"{job}{rank}.json") for rank in range(NODES)]
+        logs = [os.path.join(cluster.folder, f"{job}{rank}.log") for rank in range(NODES)]
+        port = 19470 + DISTURBED_RUNS.index(name) + 10 * disturbed if cluster.namespaces else free_port()
         ranks = []
         lines = queue.Queue()
         for rank in range(NODES):
             counts = cluster.namespaces or rank == 0  # on loopback, one counter sees everybody's bytes
             command = [interpreter(), "-u", os.path.join(ROOT, "tests", "demo", "train.py"), "--run", name,
-                       "--job", f"demo-{name}", "--steps", str(plan["steps"]), "--batch", str(plan["batch"]),
+                       "--label", label, "--job", job, "--steps", str(plan["disturbed_steps" if disturbed else "steps"]), "--batch", str(plan["batch"]),
                        "--eval-every", str(plan["eval_every"]), "--target", str(plan["target"]),
                        "--interface", cluster.interface() if counts else "", "--output", outputs[rank]]
+            if disturbed and name in ("consistent", "best_effort"):
+                command += ["--deadline", str(DEADLINE_S)]
             environment = {**self.environment, "RANK": str(rank), "WORLD_SIZE": str(NODES), "OMP_NUM_THREADS": "1",
                            "MASTER_ADDR": cluster.addresses[0], "MASTER_PORT": str(port),
                            "GLOO_SOCKET_IFNAME": cluster.interface(), "SLUICE_SOCKET": cluster.socket(rank)}
@@ -118,7 +136,7 @@ class Demo:
             print(line, flush=True)
             return
         rounds = said["rounds"]
-        text = (f"{said['run']:>11}  epoch {said['epoch']}  step {said['step']:3}/{said['steps']}  loss {said['loss']:.3f}  "
+        text = (f"{said['run']:>21}  epoch {said['epoch']}  step {said['step']:3}/{said['steps']}  loss {said['loss']:.3f}  "
                 f"accuracy {'-' if said['accuracy'] is None else format(said['accuracy'], '.3f')}  step {said['step_ms']:4.0f} ms"
                 + (f"  round p50 {rounds['p50']:.0f} p99 {rounds['p99']:.0f} ms" if rounds else ""))
         if sys.stdout.isatty():
@@ -159,11 +177,11 @@ def summarize(name, ranks):
 
 
 def table(entries, extras):
-    lines = [f"{'run':<12}{'step p50':>10}{'p99':>9}{'to target':>11}{'accuracy':>10}{'sent':>10}{'approx.':>9}{'distance':>10}"
+    lines = [f"{'run':<22}{'step p50':>10}{'p99':>9}{'to target':>11}{'accuracy':>10}{'sent':>10}{'approx.':>9}{'distance':>10}"
              f"{'incomplete':>12}"]
     for entry in entries:
         target = "-" if entry["seconds_to_target"] is None else f"{entry['seconds_to_target']:.1f} s"
-        lines.append(f"{entry['name']:<12}{entry['step_ms_p50']:>7.0f} ms{entry['step_ms_p99']:>6.0f} ms{target:>11}"
+        lines.append(f"{entry['name']:<22}{entry['step_ms_p50']:>7.0f} ms{entry['step_ms_p99']:>6.0f} ms{target:>11}"
                      f"{entry['accuracy']:>10.4f}{entry['bytes_sent'] / 1e9:>7.2f} GB{100 * entry['approximated_ratio']:>8.2f}%"
                      f"{entry['parameter_distance']:>10.1e}{entry['incomplete_ops']:>12}")
     if "gloo" in extras:
@@ -196,7 +214,19 @@ def main():
         plan = demo.plan
         print(f"demo: {NODES} nodes" + (f", links of {LINK}" if not missing else "") + f"; MLP 784-2048-2048-10, {plan['steps']} "
               f"steps of {plan['batch']} images a rank", flush=True)
-        for name in options.runs.split(","):
+        names, bursts = options.runs.split(","), None
+        if options.disturbed and missing:
+            print("demo: no disturbed runs: they need links of their own", flush=True)
+        elif options.disturbed:
+            with open(os.path.join(ROOT, "tests", "bench", "disturbed.json"), encoding="utf-8") as file:
+                bursts = json.load(file)
+            names += [name + DISTURBED for name in DISTURBED_RUNS
+                      if name != "best_effort" or allows_best_effort(environment)]
+        for name in names:
+            if name.endswith(DISTURBED) and not any(entry["name"].endswith(DISTURBED) for entry in entries):
+                print(f"demo: from here on beside bursts of TCP over two of the four links, drawn by {bursts['tails'][TAIL]}; rounds of "
+                      f"consistent and best_effort are bounded by {DEADLINE_S * 1000:.0f} ms", flush=True)
+                cluster.disturb(bursts, TAIL)
             measured[name] = demo.run(name)
             entry, extras[name] = summarize(name, measured[name])
             entries.append(entry)

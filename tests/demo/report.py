@@ -27,8 +27,8 @@ def histogram(values, low, high):
     return counts
 
 
-def waterfall(ranks):
-    """One step of a run, as close to its median as there is one: what each rank computed and each bucket did, in
+def waterfall(ranks, q=0.5):
+    """One step of a run, as close to the q-quantile as there is one: what each rank computed and each bucket did, in
     milliseconds from the first rank's begin. None for a run without Sluice. The ranks' clocks are one clock here."""
     if any("ops" not in rank for rank in ranks):
         return None
@@ -37,7 +37,7 @@ def waterfall(ranks):
                for number in numbers}
     if not lengths:
         return None
-    middle = quantile(list(lengths.values()), 0.5)
+    middle = quantile(list(lengths.values()), q)
     chosen = min(numbers, key=lambda number: abs(lengths[number] - middle))
     steps = [next(entry for entry in rank["trace"] if entry[0] == chosen) for rank in ranks]
     zero = min(step[1] for step in steps)
@@ -64,7 +64,7 @@ def waterfall(ranks):
                         "closed": round(submitted + daemon["closed"] / 1000, 3) if "closed" in daemon else None})
         rows.append({"rank": rank["rank"], "begin": ms(begin), "forward": ms(forward), "backward": ms(backward), "end": ms(end),
                      "ops": ops})
-    return {"run": ranks[0]["run"], "step": chosen + 1, "ranks": rows}
+    return {"run": ranks[0]["run"], "step": chosen + 1, "median": q == 0.5, "ranks": rows}
 
 
 def page(facts, entries, extras, measured):
@@ -78,8 +78,8 @@ def page(facts, entries, extras, measured):
         extra = extras[entry["name"]]
         runs.append({**entry, **{key: extra[key] for key in ("local_ms", "communication_share", "curve", "round_ms")},
                      "histogram": histogram(extra["steps"], low, high)})
-    shown = [name for name in ("consistent", "exact") if name in measured]
-    falls = [fall for fall in (waterfall(measured[name]) for name in shown) if fall]
+    shown = [(name, q) for name, q in (("consistent", 0.5), ("exact", 0.5), ("consistent disturbed", 1.0)) if name in measured]
+    falls = [fall for fall in (waterfall(measured[name], q) for name, q in shown) if fall]
     data = {"facts": facts, "runs": runs, "bins": [low, high], "waterfalls": falls}
     with open(TEMPLATE, encoding="utf-8") as file:
         template = file.read()

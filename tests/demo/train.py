@@ -24,8 +24,9 @@ TRACED_STEPS = 24  # the last ones, of which the report shows one
 
 def arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--run", choices=["gloo", "exact", "consistent"], required=True)
+    parser.add_argument("--run", choices=["gloo", "exact", "consistent", "best_effort"], required=True)
     parser.add_argument("--job", default="demo")
+    parser.add_argument("--label", default="", help="of the lines of progress; default: the run")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--bucket-mb", type=float, default=4)
@@ -179,10 +180,10 @@ class Trainer:
                 mark = bytes_out(options.interface)
             if evaluate or (number + 1) % 5 == 0:
                 rounds = self.state.report()["round_ms"] if self.state is not None else None
-                say(type="progress", run=options.run, epoch=number // self.steps_per_epoch + 1, step=number + 1,
+                say(type="progress", run=options.label or options.run, epoch=number // self.steps_per_epoch + 1, step=number + 1,
                     steps=options.steps, loss=sum(losses[-5:]) / len(losses[-5:]), step_ms=quantile(times[-20:], 0.5),
                     accuracy=curve[-1][2] if curve else None, rounds=rounds)
-        result = {"run": options.run, "rank": self.rank, "steps_ms": times, "local_ms": local, "losses": losses, "curve": curve,
+        result = {"run": options.label or options.run, "rank": self.rank, "steps_ms": times, "local_ms": local, "losses": losses, "curve": curve,
                   "seconds_to_target": to_target, "bytes_sent": sent, "distances": distances,
                   "gradient_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
                   "trace": self.trace[-TRACED_STEPS:]}

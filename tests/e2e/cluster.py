@@ -46,6 +46,12 @@ def program(name):
     return path
 
 
+def takes(setting):
+    """Whether sluiced knows a setting, as "exchange.carry_over=true"."""
+    return subprocess.run([program("sluiced"), "--set", setting, "--check-config"], capture_output=True, timeout=20,
+                          check=False).returncode == 0
+
+
 def can_make_namespaces():
     """Whether this user can; says why not, once. SLUICE_LOOPBACK=1 forbids it."""
     global _namespaces

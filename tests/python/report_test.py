@@ -52,6 +52,23 @@ def page(runs):
     return report.page(facts, entries, extras, measured)
 
 
+def test_disturbed_runs_are_rows_of_their_own(runs):
+    measured, entries, extras = runs
+    slow = recorded("consistent", 500.0)
+    for rank in slow:
+        rank["run"] = "consistent disturbed"
+    entry, extra = demo.summarize("consistent disturbed", slow)
+    facts = {"nodes": 4, "link": "1gbit", "plan": demo.FULL, "quick": False, "when": "2025-01-01 12:00", "cpus": 2,
+             "gradient_bytes": 23_000_000}
+    page = report.page(facts, entries + [entry], {**extras, entry["name"]: extra}, {**measured, entry["name"]: slow})
+    data = data_of(page)
+    assert [run["name"] for run in data["runs"]] == ["gloo", "exact", "consistent", "consistent disturbed"]
+    fall = data["waterfalls"][-1]
+    # Of the run beside bursts the longest step is shown, which is the 14th in the recording.
+    assert fall["run"] == "consistent disturbed" and not fall["median"] and fall["step"] == 14
+    assert "consistent disturbed" in demo.table(entries + [entry], {**extras, entry["name"]: extra})
+
+
 def data_of(page):
     return json.loads(re.search(r"^const data = (.*);$", page, re.M).group(1))
 
