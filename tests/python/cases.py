@@ -295,9 +295,8 @@ def distances(rank, world, job):
         with torch.no_grad():  # equal to every comparison but that of the bits
             model.bias[0] = -0.0 if rank else 0.0
         drifts.append(state.drift(model))
-        report = state.report()["drift"]
-    return {"same": same, "apart": apart, "expected": 0.01 * (12000 / 12040) ** 0.5, "again": again, "drifts": drifts,
-            "report": report}
+        return {"same": same, "apart": apart, "expected": 0.01 * (12000 / 12040) ** 0.5, "again": again, "drifts": drifts,
+                "report": state.report()["drift"]}
 
 
 def drift_gauge(rank, world, job):
