@@ -10,6 +10,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "lib", "python")]
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+import carry_cases  # noqa: E402
 import cases  # noqa: E402
 import rejoin_cases  # noqa: E402
 
@@ -24,7 +25,8 @@ def main():
         warnings.simplefilter("always")
         torch.manual_seed(0)
         try:
-            function = getattr(cases, request["case"], None) or getattr(rejoin_cases, request["case"])
+            module = next(m for m in (cases, carry_cases, rejoin_cases) if hasattr(m, request["case"]))
+            function = getattr(module, request["case"])
             value = function(dist.get_rank(), dist.get_world_size(), request["job"], **request["arguments"])
             answer = {"value": value}
         except cases.Dies:

@@ -100,6 +100,7 @@ class JobInfo(ctypes.Structure):
         ("payload_bytes", ctypes.c_uint32),
         ("arena_bytes", ctypes.c_uint64),
         ("max_op_bytes", ctypes.c_uint64),
+        ("carry_over", ctypes.c_uint32),
     ]
 
 
@@ -129,6 +130,8 @@ class Report(ctypes.Structure):
         ("blocks_skipped", ctypes.c_uint32),
         ("blocks_uncounted", ctypes.c_uint32),
         ("blocks_repaired", ctypes.c_uint32),
+        ("blocks_filled", ctypes.c_uint32),
+        ("blocks_discarded", ctypes.c_uint32),
         ("total_us", ctypes.c_uint32),
         ("wait_us", ctypes.c_uint32),
         ("lag_us", ctypes.c_uint32),
@@ -171,6 +174,10 @@ PROTOTYPES = {
                                         ctypes.POINTER(OpNumber)]),
     "sluice_all_gather": (ctypes.c_int, [Handle, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64,
                                          ctypes.POINTER(OpNumber)]),
+    "sluice_flush": (ctypes.c_int, [Handle, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p,
+                                    ctypes.c_int]),
+    "sluice_tag_retire": (ctypes.c_int, [Handle, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint64,
+                                         ctypes.c_void_p, ctypes.c_int]),
     "sluice_barrier": (ctypes.c_int, [Handle, ctypes.c_int]),
     "sluice_wait": (ctypes.c_int, [Handle, OpNumber, ctypes.c_int, ctypes.POINTER(Report)]),
     "sluice_wait_result": (ctypes.c_int, [Handle, OpNumber, ctypes.c_int, ctypes.POINTER(Report)]),

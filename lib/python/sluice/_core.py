@@ -43,7 +43,8 @@ class Report:
     status        "OK", "INCOMPLETE" ... ; ok is True for a result that equals the other ranks' bit for bit
     op, tag       the op's number in the job, and its tag
     result, resolved   which of the two events have happened
-    blocks_expected, blocks_received, blocks_skipped, blocks_uncounted, blocks_repaired
+    blocks_expected, blocks_received, blocks_skipped, blocks_uncounted, blocks_repaired, blocks_filled (best_effort: by
+                  rule), blocks_discarded (of carry-over)
     total_ms, wait_ms, lag_ms, push_ms
     late_nodes    how many nodes were not counted in full; worst_node: the one waited for last, or None
     bytes_sent    datagram bytes of this node for this op
@@ -52,7 +53,7 @@ class Report:
     """
 
     __slots__ = ("status", "status_code", "op", "tag", "result", "resolved", "blocks_expected", "blocks_received",
-                 "blocks_skipped", "blocks_uncounted", "blocks_repaired", "total_ms", "wait_ms", "lag_ms", "push_ms",
+                 "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "total_ms", "wait_ms", "lag_ms", "push_ms",
                  "late_nodes", "worst_node", "bytes_sent", "missing", "missing_total", "text")
 
     def __init__(self, raw):
@@ -62,7 +63,7 @@ class Report:
         self.result = bool(raw.events & _abi.EVENT_RESULT)
         self.resolved = bool(raw.events & _abi.EVENT_RESOLVED)
         for name in ("blocks_expected", "blocks_received", "blocks_skipped", "blocks_uncounted", "blocks_repaired",
-                     "late_nodes", "bytes_sent", "missing_total"):
+                     "blocks_filled", "blocks_discarded", "late_nodes", "bytes_sent", "missing_total"):
             setattr(self, name, getattr(raw, name))
         for name in ("total", "wait", "lag", "push"):
             setattr(self, name + "_ms", getattr(raw, name + "_us") / 1000)
@@ -200,6 +201,7 @@ class Job:
         self.rank, self.world_size = info.rank, info.world_size
         self.node, self.nodes, self.lanes = info.node, info.nodes, info.lanes
         self.payload_bytes, self.arena_bytes, self.max_op_bytes = info.payload_bytes, info.arena_bytes, info.max_op_bytes
+        self.carry_over = bool(info.carry_over)  # what `consistent` does not count of a rank's is added to its later calls
 
     def _check(self):
         if self._pid != os.getpid():
@@ -333,6 +335,23 @@ class Job:
         code = self._library.sluice_barrier(self._handle, _milliseconds(timeout))
         if code:
             _raise(self._library, code, f"{self._where()}: barrier")
+
+    # --- Carry-over (sluice.h): `address` is memory for `count` f32 where dtype is f16 or bf16, else of dtype
+
+    def flush(self, tag, kind, dtype, count, address, timeout=None):
+        """Collective: what all ranks owe under the tag, without loss scale, summed or averaged, equal on all ranks. To be
+        added to the next result of the tag on every rank."""
+        self._owed(self._library.sluice_flush, "flushing", tag, kind, dtype, count, address, timeout)
+
+    def tag_retire(self, tag, kind, dtype, count, address, timeout=None):
+        """Local: what this rank owes under the tag, without loss scale. To be added to a later contribution."""
+        self._owed(self._library.sluice_tag_retire, "retiring", tag, kind, dtype, count, address, timeout)
+
+    def _owed(self, function, doing, tag, kind, dtype, count, address, timeout):
+        self._check()
+        code = function(self._handle, tag, _abi.KINDS[kind], _abi.TYPES[dtype][0], count, address, _milliseconds(timeout))
+        if code:
+            _raise(self._library, code, f"{self._where()}: {doing} tag {tag:016x}")
 
     # --- The end
 

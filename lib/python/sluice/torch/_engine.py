@@ -17,6 +17,7 @@ from .. import _abi
 from .._errors import ArenaFull, Error, Timeout, TooManyOps
 
 SLICE_S = 0.25  # the completion thread looks this often whether it shall end
+STUCK_S = 0.25  # without room for this long, with results all in: contributions that wait for a later op are taken back
 POLL_S = 0.02  # how often fates are asked for while nothing else happens
 
 
@@ -48,6 +49,7 @@ class Engine:
         self.job, self.op_class, self.deadline, self.timeout = job, op_class, deadline, timeout
         self.stats = stats
         self._on_report = on_report  # called with (part, report) for each result, on the completion thread
+        self.rescue = lambda part: False  # the State's: takes back what waits in part's slot for a later op; True if it did
         self.error = None  # the first failure; everything after it fails with the same
         self._changed = threading.Condition()
         self._pending = collections.deque()  # parts whose result is open, oldest first
@@ -108,14 +110,22 @@ class Engine:
                 raise self.error
             try:
                 return attempt()
-            except full:
+            except full as error:
                 self._poll_unresolved()
                 with self._changed:
                     if not self._pending and not self._unresolved:
                         return attempt()  # what was open a moment ago has ended; if not even that helps, nothing will
                     if time.monotonic() > end:
-                        raise
+                        if self._pending:
+                            raise
+                        raise type(error)(f"{error}; {len(self._unresolved)} contributions came too late and wait in their slots "
+                                          "for a later op (at most exchange.max_lag of them): State(arena_bytes=...) must have "
+                                          "room for them", error.code) from None
                     self._changed.wait(POLL_S)
+                    # Only contributions that wait for a later op are left, and that op waits for room.
+                    stuck = self._unresolved[0] if not self._pending and self._unresolved else None
+                if stuck is not None and time.monotonic() > end - self.timeout + STUCK_S:
+                    self.rescue(stuck)
 
     def drain(self, timeout):
         """Waits until no result is open; True if so."""

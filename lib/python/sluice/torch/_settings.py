@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 DEFAULT_OP_BYTES = 64 * MIB  # larger buckets travel in parts
 DDP_BUCKET_BYTES = 25 * MIB  # DDP's default bucket_cap_mb
 DDP_FIRST_BUCKET_BYTES = MIB  # its first bucket is filled up to this, whatever bucket_cap_mb says
-OPS_IN_FLIGHT = 16  # the arena is never asked for more than twice this many of the largest ops
+OPS_IN_FLIGHT = 16  # the arena is never asked for more than three times this many of the largest ops
 MIN_ARENA_BYTES = 16 * MIB
 
 
@@ -39,11 +39,8 @@ def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, a
     if not isinstance(job, str) or not 1 <= len(job) <= 63 or any(c in "/ " or not c.isprintable() for c in job) \
             or not job.isascii():
         raise InvalidArgument(f"sluice: job={job!r}: a job's name is 1 to 63 printable ASCII characters without space or slash")
-    if op_class == "best_effort":
-        raise NotSupported("sluice: op_class='best_effort' comes with version 0.2; use 'consistent' (bounded, all ranks get the "
-                           "same result) or 'exact'")
-    if op_class not in ("exact", "consistent"):
-        raise InvalidArgument(f"sluice: op_class={op_class!r}: one of 'consistent' and 'exact'")
+    if op_class not in ("exact", "consistent", "best_effort"):
+        raise InvalidArgument(f"sluice: op_class={op_class!r}: one of 'consistent', 'exact' and 'best_effort'")
     if fallback not in (None, "allreduce"):
         raise InvalidArgument(f"sluice: fallback={fallback!r}: one of None (raise an error) and 'allreduce'")
     if on_peer_loss not in ("fail", "continue"):
@@ -71,9 +68,11 @@ def make(job, deadline, op_class, fallback, timeout, socket, max_bucket_bytes, a
     if arena_bytes is None:
         arena_bytes = 0
         if sizes:
-            # Contribution and result of everything that one backward pass has in flight, and one more bucket.
-            wanted = 2 * (sum(sizes) + max_bucket_bytes)
-            arena_bytes = max(min(wanted, 2 * OPS_IN_FLIGHT * max_bucket_bytes), MIN_ARENA_BYTES)
+            # Contribution and result of everything that one backward pass has in flight, and one more bucket. A contribution
+            # that came too late may stay in its slot until the next step's: room for one more of each.
+            slots = 3 if op_class == "consistent" else 2
+            wanted = slots * (sum(sizes) + max_bucket_bytes)
+            arena_bytes = max(min(wanted, slots * OPS_IN_FLIGHT * max_bucket_bytes), MIN_ARENA_BYTES)
     return Settings(job, op_class, None if deadline is None else float(deadline), float(timeout), socket, on_incomplete,
                     max_bucket_bytes, arena_bytes, drift_every, fallback, on_peer_loss, float(rejoin_timeout))
 

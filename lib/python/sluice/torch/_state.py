@@ -13,6 +13,7 @@ import torch
 from .. import _abi, _core
 from .._errors import Error, Forked, InvalidArgument
 from . import _drift, _recovery, _rendezvous, _settings, _sync, _views
+from ._carry import Carry
 from ._engine import Engine, Work
 from ._names import Names, part_tag
 from ._sparse import densify, sparsify
@@ -69,7 +70,7 @@ class State:
 
     def _begin(self):
         """What a new and an unpickled State have alike: everything but a connection."""
-        self._stats, self._names = Stats(), Names()
+        self._stats, self._names, self._carry = Stats(), Names(), Carry()
         self._engine = self._job = self._connection = self._stager = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -141,6 +142,7 @@ class State:
         settings = self._settings
         self._job = job
         self._engine = Engine(job, settings.op_class, settings.deadline, settings.timeout, self._stats, self._seen)
+        self._engine.rescue = lambda part: self._carry.rescue(job, part)
         if self._recovery is not None:
             self._recovery.views.placed(job.node, job.nodes)
         _states.add(self)
@@ -303,15 +305,20 @@ class State:
         described = self._names.describe(parameters)
         dtype = TYPES[source.dtype]
         scale = self._scale(is_last)
+        layout = self._layout(engine, source, tag, parameters, dtype, tags, cuts)
         self._stats.add("buckets")
         if source.is_cuda:
-            return self._start_cuda(engine, step, source, target, (dtype, tags, cuts, described, scale), value)
+            self._carry.add_owed(layout, source.detach(), scale)
+            return self._start_cuda(engine, step, source, target, (dtype, tags, cuts, described, scale), layout, value)
         host = source.detach()
         if not host.is_contiguous():
             host = host.contiguous()
+        self._carry.add_owed(layout, host, scale)
         done = torch.futures.Future()
 
         def finish(work):
+            if work.error is None and not work.void:
+                self._carry.add_due(layout, host, scale)
             if work.error is None and host.data_ptr() != target.data_ptr():
                 target.copy_(host.view_as(target))
             done.set_result(None)
@@ -321,7 +328,7 @@ class State:
         _submit(engine, step, work, lambda: engine.submit(work, source.numel(), dtype, tags, cuts, described, scale))
         return future
 
-    def _start_cuda(self, engine, step, source, target, what, value):
+    def _start_cuda(self, engine, step, source, target, what, layout, value):
         from ._cuda import Stager
         if self._stager is None:
             self._stager = Stager(source.device, lambda submission, staging: submission(staging),
@@ -335,6 +342,8 @@ class State:
             if work.error is not None:
                 done.set_result(None)
             elif staged:
+                if not work.void:
+                    self._carry.add_due(layout, staged[0], scale)
                 stager.deliver(staged[0], target, done)
             else:  # the step was dropped before this bucket was copied
                 target.zero_()
@@ -355,6 +364,28 @@ class State:
         future = done.then(lambda _: _value_of(holder, value))
         _submit(engine, step, holder, lambda: stager.stage(source.detach().view(-1), submission))
         return future
+
+    def _layout(self, engine, source, tag, parameters, dtype, tags, cuts):
+        """What is in a bucket, by parameter."""
+        names, sizes = [self._names.name(p) for p in parameters], [p.numel() for p in parameters]
+        if sum(sizes) != source.numel():  # a sparse gradient, with a flag for each row
+            names, sizes = [f"{names[0]} (sparse)"], [source.numel()]
+        job = engine.job
+        if not self._carry.layouts and job.carry_over and self._settings.op_class == "consistent":
+            self._check_scaler()
+        return self._carry.layout(job, tag, names, sizes, dtype, tags, cuts, self._settings.timeout)
+
+    def _check_scaler(self):
+        """Once: gradients that are scaled must not be carried over to a step with another scale without our knowing it."""
+        if self.grad_scaler is not None:
+            return
+        import gc
+        for found in gc.get_objects():
+            if isinstance(found, torch.cuda.amp.GradScaler) and found.is_enabled():
+                raise InvalidArgument(
+                    "sluice: this process has a GradScaler that the State does not know. The daemons carry over what a step did "
+                    "not count (exchange.carry_over), and the next step may have another loss scale: pass "
+                    "State(grad_scaler=scaler), or use op_class='exact', or turn exchange.carry_over off on all nodes")
 
     def _scale(self, is_last):
         """The loss scale; asked for once per backward, because a GPU's GradScaler synchronises for it."""
@@ -422,7 +453,8 @@ class State:
     def report(self):
         """What happened since the start, as a dict: ops, buckets, bytes (of gradients) and bytes_sent (datagrams of this
         node); round_ms and wait_ms (p50, p99, max, over the last 4,096 ops); incomplete, corrected; blocks_expected,
-        _received, _skipped, _uncounted (own, not in the sum), _repaired; approximated_ratio (blocks of results that are
+        _received, _skipped, _uncounted (own, not in their op's sum), _repaired, _filled (best_effort), and of the own
+        ones: _counted, _carried (they join a later op), _discarded; carry_over; approximated_ratio (blocks of results that are
         missing here, and own blocks that are in no sum, of those expected); late_ops, late_nodes,
         worst_nodes {node: how often it came last}; waits; resyncs, needs_resync; rejoins (views that were entered),
         steps_lost (their gradients were dropped), view, fallback (why, or None); densified; tags {tag: parameters,
@@ -430,10 +462,16 @@ class State:
         self._speak()
         facts = {"job": self.job, "rank": self.rank, "world_size": self.world_size,
                  "nodes": self._job.nodes if self._job is not None else 0, "op_class": self._settings.op_class,
-                 "needs_resync": self.needs_resync, "error": str(self.error) if self.error else None,
+                 "carry_over": self._carries(), "needs_resync": self.needs_resync, "error": str(self.error) if self.error else None,
                  "fallback": self._why_fallback,
                  "view": self._recovery.views.generation if self._recovery is not None else 0}
-        return {**facts, **self._stats.report()}
+        counts = self._stats.report()
+        lost = counts["blocks_uncounted"]
+        return {**facts, **counts, "blocks_counted": counts["blocks_expected"] - lost,
+                "blocks_carried": lost - counts["blocks_discarded"] if self._carries() else 0}
+
+    def _carries(self):
+        return self._job is not None and self._job.carry_over and self._settings.op_class == "consistent"
 
     def recent(self):
         """The last 512 ops: op, tag, bytes, status, submitted and finished (time.monotonic()), wait_ms, push_ms, total_ms,
@@ -454,6 +492,28 @@ class State:
             self._stats.add("resyncs")
         self._speak()
         return done
+
+    def flush(self):
+        """Collective: takes what all ranks' gradients are still owed (carry-over), averages it exactly, and adds it to the
+        next step's result of each parameter on all ranks. Returns it by parameter name, as flat tensors without loss
+        scale; {} where nothing is owed or the daemons do not carry over. Call it between two steps."""
+        def work(engine):
+            job = engine.job
+            if self._settings.op_class != "consistent" or not job.carry_over:
+                return {}
+            engine.drain(self._settings.timeout)
+            return self._carry.flush(job, self._settings.timeout, lambda tensor: _sync.mean(engine, tensor))
+        return self._collective(work, {})
+
+    def state_dict(self):
+        """Collective: what a checkpoint needs besides model, optimizer and scaler, namely what flush() found. Equal on all
+        ranks: rank 0's is enough."""
+        self.flush()
+        return {"job": self.job, "carry": self._carry.pending()}
+
+    def load_state_dict(self, saved):
+        """What state_dict() gave, on all ranks, before the first step: it is added to that step's result."""
+        self._carry.load(saved["carry"])
 
     def sync_buffers(self, model, root=0):
         """Collective: the model's buffers (BatchNorm statistics ...) of rank `root` to all, exactly. Returns the bytes."""

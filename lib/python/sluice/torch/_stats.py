@@ -23,7 +23,7 @@ class _Tag:
 
 
 COUNTERS = ("ops", "buckets", "bytes", "bytes_sent", "incomplete", "corrected", "blocks_expected", "blocks_received",
-            "blocks_skipped", "blocks_uncounted", "blocks_repaired", "late_ops", "late_nodes", "waits", "resyncs",
+            "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "late_ops", "late_nodes", "waits", "resyncs",
             "densified", "rejoins", "steps_lost")
 
 
@@ -56,7 +56,7 @@ class Stats:
             counts["ops"] += 1
             counts["bytes"] += part.nbytes
             for name in ("bytes_sent", "blocks_expected", "blocks_received", "blocks_skipped", "blocks_repaired",
-                         "late_nodes"):
+                         "blocks_filled", "late_nodes"):
                 counts[name] += getattr(report, name)
             counts["late_ops"] += report.late_nodes > 0
             counts["waits"] += report.wait_ms > 0
@@ -75,12 +75,16 @@ class Stats:
                 counts["incomplete"] += 1
                 tag.incomplete += 1
             if report.resolved:
-                counts["blocks_uncounted"] += report.blocks_uncounted
+                self._fate(report)
 
     def resolved(self, report):
         """The fate of an op whose result came earlier."""
         with self._lock:
-            self.counts["blocks_uncounted"] += report.blocks_uncounted
+            self._fate(report)
+
+    def _fate(self, report):
+        self.counts["blocks_uncounted"] += report.blocks_uncounted
+        self.counts["blocks_discarded"] += report.blocks_discarded
 
     def report(self):
         with self._lock:
