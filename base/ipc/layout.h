@@ -178,7 +178,7 @@ enum class MessageType : uint32_t {
 };
 
 inline constexpr uint32_t kJoinedCarries = 1;  // JOINED: `consistent` carries over
-inline constexpr uint32_t kMaxJobName = 63;  // printable, no slash, no space
+inline constexpr uint32_t kMaxJobName = 63;    // printable, no slash, no space
 
 struct Message {
   uint32_t type = 0;

@@ -2,7 +2,7 @@
 import dataclasses
 import typing
 
-from .._errors import InvalidArgument, NotSupported
+from .._errors import InvalidArgument
 
 MIB = 1024 * 1024
 DEFAULT_OP_BYTES = 64 * MIB  # larger buckets travel in parts
