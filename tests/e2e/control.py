@@ -11,7 +11,7 @@ import subprocess
 
 from cluster import program
 
-ABI = 1
+ABI = 2
 F_ADD_SEALS = 1033  # linux/fcntl.h
 HELLO, WELCOME, REFUSE, JOIN, JOINED, REGISTER, LEAVE, BYE, MAPPED, ABORT, ADMIN, ADMIN_PART = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17)
@@ -19,8 +19,8 @@ MESSAGE = struct.Struct("<8I 2Q 16s 64s 112s 4I")
 assert MESSAGE.size == 256
 DESCRIPTOR = struct.Struct("<2I 4Q I 4B I f Q")
 assert DESCRIPTOR.size == 64
-COMPLETION = struct.Struct("<I 2B H Q 8I 2H I Q")
-assert COMPLETION.size == 64
+COMPLETION = struct.Struct("<I 2B H Q 8I 2H I Q 2I 56x")
+assert COMPLETION.size == 128
 
 _FIELDS = ("type", "abi", "code", "rank", "world_size", "local_ranks", "lanes", "payload", "arena_bytes",
            "max_op_bytes", "join_nonce", "job", "text", "timeout_ms", "nodes", "deadline_us", "node")
@@ -147,7 +147,7 @@ class RawClient:
 
     def submit_raw(self, sizes, index, descriptor, lane=0):
         """Puts 64 bytes into the submit ring at a free-running index, and moves the tail behind it."""
-        offset = sizes["submit_ring"] + (lane * sizes["entries"] + index % sizes["entries"]) * 64
+        offset = sizes["submit_ring"] + (lane * sizes["entries"] + index % sizes["entries"]) * COMPLETION.size
         self.submit[offset:offset + 64] = descriptor
         self.set_tail(sizes, index + 1, lane)
 
@@ -162,8 +162,8 @@ class RawClient:
         return struct.unpack("<Q", self.control[offset:offset + 8])[0]
 
     def completion(self, sizes, index, lane=0):
-        offset = sizes["complete_ring"] + (lane * sizes["entries"] + index % sizes["entries"]) * 64
-        values = COMPLETION.unpack(self.control[offset:offset + 64])
+        offset = sizes["complete_ring"] + (lane * sizes["entries"] + index % sizes["entries"]) * COMPLETION.size
+        values = COMPLETION.unpack(self.control[offset:offset + COMPLETION.size])
         return {"op_seq": values[0], "events": values[1], "status": values[2], "cookie": values[4]}
 
     def gone(self, sizes):

@@ -145,6 +145,10 @@ BAD_DESCRIPTORS = {
     "no such kind": dict(kind=9),
     "no such class": dict(op_class=3),
     "mean of integers": dict(kind=1, element=4),
+    "best_effort of integers": dict(op_class=2, element=4),
+    "no loss scale": dict(loss_scale=0.0),
+    "loss scale that is no number": dict(loss_scale=float("nan")),
+    "carry-over beyond the arena": dict(request=2, element=1, result=(1 << 20) - 4096, count=1500, deadline_us=1),
 }
 
 
