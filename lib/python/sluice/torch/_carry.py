@@ -126,6 +126,11 @@ class Carry:
         with self._lock:
             self.due = {name: values.detach().clone().view(-1) for name, values in carry.items()}
 
+    def forget_due(self):
+        """A new view: some ranks have added what is due to a result already, others have not, so nobody does any more."""
+        with self._lock:
+            self.due = {}
+
     def pending(self):
         """What is to be added to the next results, by name."""
         with self._lock:

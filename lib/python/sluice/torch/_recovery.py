@@ -232,6 +232,7 @@ class Recovery:
         state, views = self._state, self.views
         before = len(views.members)
         views.members = plan["members"]
+        state._carry.forget_due()
         if plan["mode"] == "allreduce":
             return self._fall_back(plan)
         settings = state._settings

@@ -14,7 +14,7 @@ from .. import _abi, _core
 from .._errors import Error, Forked, InvalidArgument
 from . import _recovery, _rendezvous, _settings, _sync, _views
 from ._calls import Calls
-from ._carry import Carry
+from ._carry import Carry, Layout
 from ._engine import Engine, Work
 from ._names import Names, part_tag
 from ._sparse import densify, sparsify
@@ -306,7 +306,7 @@ class State(Calls):
         described = self._names.describe(parameters)
         dtype = TYPES[source.dtype]
         scale = self._scale(is_last)
-        layout = self._layout(engine, source, tag, parameters, dtype, tags, cuts)
+        layout = self._layout(engine, step, source, tag, parameters, dtype, tags, cuts)
         self._stats.add("buckets")
         if source.is_cuda:
             self._carry.add_owed(layout, source.detach(), scale)
@@ -366,7 +366,7 @@ class State(Calls):
         _submit(engine, step, holder, lambda: stager.stage(source.detach().view(-1), submission))
         return future
 
-    def _layout(self, engine, source, tag, parameters, dtype, tags, cuts):
+    def _layout(self, engine, step, source, tag, parameters, dtype, tags, cuts):
         """What is in a bucket, by parameter."""
         names, sizes = [self._names.name(p) for p in parameters], [p.numel() for p in parameters]
         if sum(sizes) != source.numel():  # a sparse gradient, with a flag for each row
@@ -374,7 +374,13 @@ class State(Calls):
         job = engine.job
         if not self._carry.layouts and job.carry_over and self._settings.op_class == "consistent":
             self._check_scaler()
-        return self._carry.layout(job, tag, names, sizes, dtype, tags, cuts, self._settings.timeout)
+        try:
+            return self._carry.layout(job, tag, names, sizes, dtype, tags, cuts, self._settings.timeout)
+        except Error as error:
+            if step is None:
+                raise
+            engine.error = step.error = step.error or error
+            return Layout(names, sizes, dtype, [])
 
     def _check_scaler(self):
         """Once: gradients that are scaled must not be carried over to a step with another scale without our knowing it."""
