@@ -147,7 +147,7 @@ class RawClient:
 
     def submit_raw(self, sizes, index, descriptor, lane=0):
         """Puts 64 bytes into the submit ring at a free-running index, and moves the tail behind it."""
-        offset = sizes["submit_ring"] + (lane * sizes["entries"] + index % sizes["entries"]) * COMPLETION.size
+        offset = sizes["submit_ring"] + (lane * sizes["entries"] + index % sizes["entries"]) * DESCRIPTOR.size
         self.submit[offset:offset + 64] = descriptor
         self.set_tail(sizes, index + 1, lane)
 
