@@ -584,33 +584,5 @@ TEST(Traces, TellWhatAnOpWentThrough) {
   EXPECT_TRUE(net.lanes[0]->drained());
 }
 
-// --- best_effort ---
-
-TEST(BestEffort, HolesAreFilledByRule) {
-  for (const ReduceKind kind : {ReduceKind::kSum, ReduceKind::kMean}) {
-    for (const bool own : {true, false}) {
-      Settings settings = small_settings({0, 1});
-      settings.fill_own = own;
-      LaneNet net(settings);
-      net.lost = [](const wire::Header& h, uint32_t, uint32_t to) { return to == 1 && is(h, Type::kPull); };
-      Call<float> a(0, Floats(2 * kBlock, 3), OpClass::kBestEffort, ElementType::kF32, kind);
-      Call<float> b(0, Floats(2 * kBlock, 5), OpClass::kBestEffort, ElementType::kF32, kind);
-      ASSERT_EQ(net.submit(0, a), Status::kOk);
-      ASSERT_EQ(net.submit(1, b), Status::kOk);
-      net.run(30'000);
-      EXPECT_EQ(net.event(0, 0, kEventResult).status, Status::kOk);
-      const Event event = net.event(1, 0, kEventResult);
-      EXPECT_EQ(event.status, Status::kApproximated);
-      EXPECT_EQ(event.events, kEventResult | kEventResolved);
-      EXPECT_EQ(event.blocks_filled, 1U);
-      EXPECT_EQ(b.out[2 * kBlock - 1], kind == ReduceKind::kSum ? 8 : 4);  // its own shard
-      EXPECT_EQ(b.out[0], !own ? 0 : kind == ReduceKind::kSum ? 10 : 5);
-      net.lost = nullptr;
-      net.run(300'000);
-      EXPECT_TRUE(net.lanes[1]->idle());
-    }
-  }
-}
-
 }  // namespace
 }  // namespace sluice::exchange
