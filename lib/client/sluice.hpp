@@ -67,6 +67,13 @@ class Context {
     must(sluice_card_get(handle_.get(), job.c_str(), rank, world_size, timeout_ms, &card));
     return card;
   }
+  // For a later view of the job; the join options name the same generation.
+  sluice_card renew_card(const std::string& job, uint32_t rank, uint32_t world_size, uint32_t generation,
+                         int timeout_ms = 1000) {
+    sluice_card card;
+    must(sluice_card_renew(handle_.get(), job.c_str(), rank, world_size, generation, timeout_ms, &card));
+    return card;
+  }
   sluice_context* get() const { return handle_.get(); }
 
  private:
