@@ -93,6 +93,7 @@ class Cluster:
             file.write(f"node: node{node}\n"
                        f"transport: {{bind: {bind}, port: {9470 if self.namespaces else 0}}}\n"
                        f"socket: {{path: {self.socket(node)}}}\n"
+                       "exchange: {carry_over: true}\n"
                        "metrics: {listen: off}\n")
         with open(self.log_file(node), "wb") as log:
             return self.run(node, [self._binaries["sluiced"], "--config", config], stdout=log, stderr=subprocess.STDOUT)

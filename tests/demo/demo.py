@@ -27,7 +27,7 @@ RUNS = ["gloo", "exact", "consistent"]
 DISTURBED_RUNS = ["gloo", "exact", "consistent", "best_effort"]
 DISTURBED = " disturbed"  # after the name of a run beside bursts
 TAIL = "3.0"  # of those in tests/bench/disturbed.json
-DEADLINE_S = 0.4  # of a bounded round beside bursts: a step without them takes about as long
+DEADLINE_S = 0.6  # of a bounded round beside bursts: twice what all buckets of a step need on such a link
 
 
 def arguments():
