@@ -304,6 +304,36 @@ TEST(CarryOverLibsluice, LeavingDropsWhatWaits) {
   EXPECT_LT(monotonic_micros() - start, 15'000'000);
 }
 
+// --- Deadlines that adapt ---------------------------------------------------------------------------------------------
+
+TEST(DeadlineAuto, IsFoundAndShown) {
+  Nodes nodes(2, {"exchange.deadline=auto", "exchange.warmup_ops=5", "exchange.hard_deadline_max=700ms"});
+  Clients clients = join_all(nodes, "auto", {0, 1});
+  const auto job = [&] { return nodes.ask(0, {{"request", "jobs"}})["jobs"][0]; };
+  EXPECT_TRUE(job().value("deadline_adapts", false));
+  EXPECT_EQ(job().value("deadline_us", 0), 700'000);
+  EXPECT_TRUE(eventually([&] { return job().value("policy", 9U) == 0; })) << job().dump();
+  // A pulse after 50 ops makes a record, which is in force 128 ops later.
+  for (uint32_t op = 0; op < 260; ++op) {
+    for (auto& client : clients) {
+      ipc::Descriptor d = descriptor(op, 16);
+      d.op_class = static_cast<uint8_t>(OpClass::kConsistent);
+      client->submit(d);
+    }
+    for (auto& client : clients) {
+      ASSERT_EQ(wait_for(client.get(), op, kEventResult | kEventResolved).status,
+                static_cast<uint8_t>(Status::kOk));
+    }
+  }
+  EXPECT_TRUE(eventually([&] { return job().value("policy", 0U) > 0; })) << job().dump();
+  const auto deadlines = job()["deadlines"];
+  ASSERT_EQ(deadlines.size(), 1U) << deadlines.dump();
+  EXPECT_EQ(deadlines[0].value("bytes", 0), 4096);
+  EXPECT_GE(deadlines[0].value("hard_us", 0), 10'000);
+  EXPECT_LE(deadlines[0].value("hard_us", 0), 700'000);
+  EXPECT_GE(deadlines[0].value("samples", 0), 5);
+}
+
 // Under heavy loss and a short bound: what is there is the sum, what is not is filled, and all of it is counted.
 TEST(BestEffort, HolesAreFilledByRule) {
   for (const bool own : {true, false}) {
