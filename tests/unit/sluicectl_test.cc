@@ -41,6 +41,25 @@ TEST(Tables, Jobs) {
   EXPECT_TRUE(has(text, "j    failed ") && has(text, "\nj: rank 2 died\n")) << text;
 }
 
+TEST(Tables, DeadlinesAndCarryOverWhereThereIsSomethingToSay) {
+  json bounded = job();
+  bounded["deadline_adapts"] = true;
+  bounded["policy"] = 3;
+  bounded["deadlines"] = {{{"bytes", 4096}, {"hard_us", 12'000}, {"samples", 64}},
+                          {{"bytes", 1 << 20}, {"hard_us", 0}, {"samples", 7}}};
+  bounded["blocks_carried"] = 20;
+  bounded["carry_blocks"] = 4;
+  bounded["contributions_queued"] = 2;
+  bounded["blocks_filled"] = 9;
+  const std::string text = jobs_text({{"jobs", {bounded}}}, {});
+  EXPECT_TRUE(has(text, "\nj: deadline auto, policy 3: 4.0KiB 12.0ms, 1.0MiB warming up (7 ops)\n")) << text;
+  EXPECT_TRUE(has(text,
+                  "\nj: carry-over: 20 blocks carried (4 owed now), 2 contributions queued (0 now), "
+                  "0 blocks discarded, 0 undecided\n"))
+      << text;
+  EXPECT_TRUE(has(text, "\nj: 9 blocks of results filled by rule\n")) << text;
+}
+
 TEST(Tables, StatusSaysWhatIsWrongInColourOnlyWhenAsked) {
   const json answer = {{"version", "1"},
                        {"node", "n"},
