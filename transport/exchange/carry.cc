@@ -69,6 +69,7 @@ TagState* LaneImpl::tag_of(const Submission& submission, uint32_t fingerprint) {
   place->type = submission.type;
   place->steps = 0;
   place->stride = 0;
+  place->scaled = false;
   place->last_seq = submission.op_seq;
   place->norm = 0;
   place->late_blocks = 0;
@@ -91,7 +92,7 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
   uint16_t owing = 0;
   for (TagState& tag : tags_seen_) {
     // Under a loss scale what is owed can only be sent with a submit, which says the scale of the op.
-    if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.loss_scale != 1.0F) continue;
+    if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.scaled) continue;
     if (!op->shaped) {
       op->shaped = true;
       op->geometry = {.count = tag.count,
@@ -310,8 +311,17 @@ void LaneImpl::settle_fates(Op* op, Micros now) {
   settle_ = true;
 }
 
-// RESOLVED of a slot that was queued.
+// RESOLVED of a slot that was queued; while its own op has no result it comes with that, never before.
 void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now) {
+  if (Op* own = find(slot.op_seq); own != nullptr && own->receivers[local_rank].queued) {
+    Receiver& receiver = own->receivers[local_rank];
+    if (!receiver.told) {
+      receiver.queued = false;
+      receiver.uncounted += slot.uncounted;
+      return;
+    }
+    receiver.resolved = true;
+  }
   Event event;
   event.op_seq = slot.op_seq;
   event.local_rank = local_rank;

@@ -53,8 +53,8 @@ void LaneImpl::freeze(Op* op, Micros now) {
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     Receiver& receiver = op->receivers[rank];
     // What is owed under a loss scale goes with a submit, which says the scale of the op.
-    if (op->carries && (op->held != 0 || receiver.tag == nullptr || receiver.tag->loss_scale == 1.0F))
-      take_debts(op, rank);
+    const TagState* tag = receiver.tag != nullptr ? receiver.tag : find_tag(rank, op->fingerprint);
+    if (op->carries && (op->held != 0 || tag == nullptr || !tag->scaled)) take_debts(op, rank);
     receiver.in_contribution = receiver.state != Receiver::State::kNone && !receiver.queued;
     receiver.contributes |= receiver.in_contribution;
     if (receiver.contributes) ++op->frozen_ranks;

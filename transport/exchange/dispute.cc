@@ -111,8 +111,10 @@ void LaneImpl::dispute(Op* op, std::span<const uint32_t> named, const char* text
   for (const Receiver& receiver : op->receivers) {
     if (receiver.state != Receiver::State::kWait) continue;
     mismatch_at_ = std::min(mismatch_at_, receiver.bound);
-    if (receiver.submission.op_class == OpClass::kConsistent) {
-      mismatch_at_ = std::min(mismatch_at_, receiver.admitted + op->hard() * (1 + settings.pull_patience));
+    const OpClass called_as = receiver.submission.op_class;
+    if (called_as != OpClass::kExact) {
+      const uint32_t patience = called_as == OpClass::kConsistent ? settings.pull_patience : 0;
+      mismatch_at_ = std::min(mismatch_at_, receiver.admitted + op->hard() * (1 + patience));
     }
   }
   std::snprintf(mismatch_text_, sizeof mismatch_text_, "%s", text);

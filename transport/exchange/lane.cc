@@ -364,7 +364,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
     if (TagState* tag = receiver.tag) {
       if (++tag->steps > 1) tag->stride = submission.op_seq - tag->last_seq;
       tag->last_seq = submission.op_seq;
-      tag->loss_scale = submission.loss_scale;
+      tag->scaled |= submission.loss_scale != 1.0F;
     }
   }
   if (op->fingerprint != fingerprint || op->op_class != submission.op_class ||
@@ -379,6 +379,9 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   ++op->held;
   if (first) {
     first_admission(op, now);
+    for (uint32_t node = 0; node < n; ++node) {
+      if (node != self) through(op, node, now);
+    }
   } else if (!op->frozen && op->op_class == OpClass::kConsistent) {
     // One rank more that may count for the quorum: the others hear of it with the next ANNOUNCE.
     announced(op, self, !op->wholly_late, true, op->held, now);
@@ -495,13 +498,23 @@ wire::Drop LaneImpl::on_packet(Micros now, std::span<const std::byte> datagram) 
 }
 
 // `done` and `base` of another node; both only grow.
-void LaneImpl::heard(uint32_t node, uint32_t done, uint32_t base, Micros) {
+void LaneImpl::heard(uint32_t node, uint32_t done, uint32_t base, Micros now) {
   Peer& peer = peers[node];
   if (base > peer.base) peer.base = base;
   if (done > peer.done) {
     settle_ |= peer.done == base_;
+    const uint32_t before = peer.done;
     peer.done = done;
+    for (uint32_t seq = std::max(before, base_); seq < std::min(done, end_); ++seq)
+      through(find(seq), node, now);
   }
+}
+
+// A node that is through with an op has called it on all its ranks, whatever has been heard of that (section 4, t_q).
+void LaneImpl::through(Op* op, uint32_t node, Micros now) {
+  if (op == nullptr || !op->described || op->op_class == OpClass::kExact || peers[node].done <= op->seq)
+    return;
+  count_for_quorum(op, node, static_cast<uint16_t>(peers[node].ranks), true, now);
 }
 
 // Moves `done` and `base`, retires ops, admits what waited. Only at the end of a call: ops go away here.
@@ -551,6 +564,7 @@ void LaneImpl::settle(Micros now) {
     }
     settle_pulses();
   }
+  counters.pool_used_bytes = pool_.used_bytes();
 }
 
 }  // namespace sluice::exchange

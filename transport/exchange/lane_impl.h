@@ -161,6 +161,7 @@ class LaneImpl {
   bool admit(Micros now, const Pending& pending);
   void pump_pending(Micros now);
   void heard(uint32_t node, uint32_t done, uint32_t base, Micros now);
+  void through(Op* op, uint32_t node, Micros now);
   void settle(Micros now);
   bool verify(const wire::PacketView& packet, Micros now);
   Event make_event(const Op& op, uint32_t local_rank, uint8_t events, Status status, Micros now) const;
@@ -180,6 +181,7 @@ class LaneImpl {
   wire::Drop on_announce(const wire::PacketView& packet, Micros now);
   wire::Drop on_push(const wire::PacketView& packet, Micros now);
   void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now);
+  void count_for_quorum(Op* op, uint32_t node, uint16_t ranks, bool counts, Micros now);
   void wants_pull(Op* op, uint32_t node);
   void look_for_exit(Op* op, Micros now);
   bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks,

@@ -42,10 +42,15 @@ void LaneImpl::announced(Op* op, uint32_t node, bool contributes, bool receives,
   if (receives) wants_pull(op, node);
   if (!contributes) return;
   x.contributes = true;
+  // {contributes} alone does not count for t_q (section 4): a PUSH or {contributes, receives} does.
+  count_for_quorum(op, node, ranks, x.receives || x.received != 0, now);
+}
+
+// The node holds so many ranks of the op. The half of the nodes, with min_contribution of the ranks, makes t_q.
+void LaneImpl::count_for_quorum(Op* op, uint32_t node, uint16_t ranks, bool counts, Micros now) {
+  NodeOp& x = op->nodes[node];
   const uint16_t more = ranks > x.ranks ? ranks - x.ranks : 0;
   x.ranks += more;
-  // {contributes} alone does not count for t_q (section 4): a PUSH or {contributes, receives} does.
-  const bool counts = x.receives || x.received != 0;
   if (x.in_quorum) {
     op->quorum_ranks += more;
   } else if (counts) {
@@ -278,8 +283,8 @@ void LaneImpl::finish_block(Op* op, uint32_t stripe, Micros now) {
     meta.elements =
         static_cast<uint16_t>(op->geometry.elements_of(op->shard, op->geometry.block_of_stripe(stripe)));
   }
-  if (meta.ranks < quorum_ranks_needed() || meta.ranks == 0) {
-    SLUICE_ASSERT(op->op_class != OpClass::kExact);
+  // (Of a pulse each node is one contributor, however many ranks it has: `exact` never skips.)
+  if (op->op_class != OpClass::kExact && (meta.ranks < quorum_ranks_needed() || meta.ranks == 0)) {
     meta.flags = wire::kFlagSkip;
     meta.payload = 0;
     ++counters.blocks_skipped;

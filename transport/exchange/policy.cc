@@ -121,8 +121,10 @@ Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNod
     const double floor = std::max(4 * ideal, static_cast<double>(limits.hard_deadline_min));
     const double hard = std::min(std::max(limits.h_factor * static_cast<double>(median(&p95)), floor),
                                  static_cast<double>(limits.hard_deadline_max));
-    policy.of_class[c].push = coded(static_cast<Micros>(hard / 2));
-    policy.of_class[c].pull = coded(static_cast<Micros>(hard / 2));
+    Micros half = coded(static_cast<Micros>(hard / 2));
+    // (Codes round up, and H must not pass its limit.)
+    if (2 * half > limits.hard_deadline_max) half = decode_time(encode_time(half) - 1);
+    policy.of_class[c].push = policy.of_class[c].pull = half;
     policy.of_class[c].complete = coded(median(&complete));
   }
   // x, I and the Hadamard transform follow the loss since the last pulse.
