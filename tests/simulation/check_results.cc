@@ -10,8 +10,8 @@
 namespace sluice::simulation {
 
 ResultChecker::ResultChecker(const Options& options, const Gradients& gradients, const FrozenChecker* wire,
-                             Violations* violations)
-    : Checker(violations), options_(options), gradients_(gradients), wire_(wire) {}
+                             ConservationChecker* ledger, Violations* violations)
+    : Checker(violations), options_(options), gradients_(gradients), wire_(wire), ledger_(ledger) {}
 
 std::string ResultChecker::where(const Completion& completion) const {
   return "op " + std::to_string(completion.op) + " rank " + std::to_string(completion.rank) + " (" +
@@ -27,6 +27,7 @@ ResultChecker::Book& ResultChecker::book(uint32_t op) {
     book.have.resize(blocks);
     book.counted.resize(blocks);
     book.known.resize(blocks);
+    if (gradients_.tag_of(op) != Gradients::kNoTag) book.in.resize(blocks);
     book.whole.resize(blocks);
     book.ranks.resize(options_.ranks());
   }
@@ -42,6 +43,7 @@ void ResultChecker::on_result(const Completion& completion) {
     }
     return;
   }
+  if (completion.result.empty() && options_.program[completion.op].count > 0) return;  // a stray event
   Book& book = this->book(completion.op);
   Rank& rank = book.ranks[completion.rank];
   rank.result = true;
@@ -57,6 +59,8 @@ void ResultChecker::on_result(const Completion& completion) {
   }
   if (completion.status == Status::kIncomplete) {
     rank.missing = missing_blocks(completion);
+  } else if (completion.status == Status::kApproximated) {
+    rank.missing = filled_blocks(completion);
   } else if (completion.blocks_received != blocks) {
     violation(where(completion) + ": received " + std::to_string(completion.blocks_received) + " blocks of " +
               std::to_string(blocks));
@@ -127,6 +131,41 @@ std::vector<bool> ResultChecker::missing_blocks(const Completion& completion) {
   return missing;
 }
 
+// The blocks of an APPROXIMATED result that look filled: the own contribution, for `sum` times the number of ranks, or
+// zero. All others are results like any other.
+std::vector<bool> ResultChecker::filled_blocks(const Completion& completion) {
+  const OpShape& shape = options_.program[completion.op];
+  const uint32_t blocks = gradients_.blocks(shape);
+  const uint32_t holes = completion.blocks_expected - completion.blocks_received;
+  if (holes == 0 || completion.blocks_filled != holes) {
+    violation(where(completion) + ": " + std::to_string(holes) + " holes, " +
+              std::to_string(completion.blocks_filled) + " filled");
+  }
+  const size_t size = element_size(shape.type);
+  const int64_t times = shape.kind == ReduceKind::kSum ? options_.ranks() : 1;
+  std::vector<bool> filled(blocks, false);
+  uint32_t like = 0;
+  std::byte want[8];
+  for (uint32_t block = 0; block < blocks; ++block) {
+    const std::byte* at =
+        completion.result.data() + static_cast<size_t>(block) * gradients_.block_elements(shape) * size;
+    bool same = true;
+    for (uint32_t i = 0; same && i < gradients_.elements_of(shape, block); ++i) {
+      const int64_t own =
+          options_.fill_own ? times * gradients_.value(shape, completion.op, block, i, completion.rank) : 0;
+      encode(shape.type, own, 1, want);
+      same = std::memcmp(want, at + i * size, size) == 0;
+    }
+    filled[block] = same;
+    like += same ? 1 : 0;
+  }
+  if (like < holes) {
+    violation(where(completion) + ": " + std::to_string(holes) + " holes, but only " + std::to_string(like) +
+              " blocks follow the rule that fills them");
+  }
+  return filled;
+}
+
 void ResultChecker::take_block(const Completion& completion, uint32_t block, Book* book) {
   const OpShape& shape = options_.program[completion.op];
   const size_t size = element_size(shape.type);
@@ -154,6 +193,11 @@ void ResultChecker::first_value(uint32_t op, uint32_t block, Book* book) {
   book->counted[block] = found.ranks;
   book->known[block] = found.known;
   book->whole[block] = found.whole;
+  if (gradients_.tag_of(op) != Gradients::kNoTag) {
+    book->in[block] = found.in;
+    if (found.whole) ledger_->applied(op, block, found);
+    return;  // how many ranks are counted the wire tells: some bring debts only, of some blocks
+  }
   const auto counted = static_cast<uint32_t>(found.ranks.count());
   if (shape.op_class == OpClass::kExact) {
     if ((found.ranks & found.known) != found.known) {
@@ -173,7 +217,8 @@ void ResultChecker::on_resolved(const Completion& completion) {
   if (options_.mismatch && completion.op == options_.mismatch_op) return;
   Book& book = this->book(completion.op);
   Rank& rank = book.ranks[completion.rank];
-  rank.fates_known = !is_error(completion.resolved_status);
+  rank.fates_known =
+      !is_error(completion.resolved_status) && completion.resolved_status != Status::kApproximated;
   rank.uncounted = completion.blocks_uncounted;
   if (rank.result && !rank.error && hash_bytes(completion.result) != rank.result_hash) {
     violation(where(completion) + ": the result slot was written after RESULT");
@@ -184,6 +229,7 @@ void ResultChecker::on_resolved(const Completion& completion) {
 void ResultChecker::compare_with_wire(uint32_t op, uint32_t block, const Book& book) {
   const FrozenChecker::Verdict* verdict = wire_->verdict(op, block);
   if (verdict == nullptr || !book.have[block] || !book.whole[block]) return;
+  if (gradients_.tag_of(op) != Gradients::kNoTag) return compare_debts_with_wire(op, block, book, *verdict);
   const RankSet& counted = book.counted[block];
   const std::string what = "op " + std::to_string(op) + " block " + std::to_string(block);
   if (verdict->ranks != counted.count()) {
@@ -207,9 +253,46 @@ void ResultChecker::compare_with_wire(uint32_t op, uint32_t block, const Book& b
   }
 }
 
+// With carry-over a node is counted also for what it owes only, which may be nothing in this block.
+void ResultChecker::compare_debts_with_wire(uint32_t op, uint32_t block, const Book& book,
+                                            const FrozenChecker::Verdict& verdict) {
+  const std::string what = "op " + std::to_string(op) + " block " + std::to_string(block);
+  RankSet ranks;
+  for (const uint32_t contribution : book.in[block]) ranks[contribution % options_.ranks()] = true;
+  if ((verdict.flags & wire::kFlagSkip) != 0) {
+    if (ranks.any()) violation(what + " is skipped and has a value");
+    return;
+  }
+  const auto least = static_cast<uint32_t>(std::ceil(options_.min_contribution * options_.ranks()));
+  if (verdict.ranks < least || verdict.ranks < ranks.count()) {
+    violation(what + ": its PULL counts " + std::to_string(verdict.ranks) + " ranks, the value has " +
+              std::to_string(ranks.count()) + ", the least is " + std::to_string(least));
+  }
+  uint32_t first = 0;
+  for (uint32_t node = 0; node < options_.nodes(); ++node) {
+    bool in = false;
+    for (uint32_t i = 0; i < options_.ranks_of_node[node]; ++i) in = in || ranks[first + i];
+    first += options_.ranks_of_node[node];
+    const auto& list = verdict.not_counted;
+    if (in && std::find(list.begin(), list.end(), node) != list.end()) {
+      violation(what + ": node " + std::to_string(node) + " is in the value, its verdict says otherwise");
+    }
+  }
+}
+
 void ResultChecker::finish(uint32_t op, Book* book) {
   const OpShape& shape = options_.program[op];
   const uint32_t blocks = gradients_.blocks(shape);
+  const bool carries = gradients_.tag_of(op) != Gradients::kNoTag;
+  for (uint32_t block = 0; carries && block < blocks; ++block) {
+    // Everybody had given up waiting for it: what its owner published counts all the same.
+    const FrozenChecker::Verdict* verdict = wire_->verdict(op, block);
+    if (book->have[block] || verdict == nullptr || (verdict->flags & wire::kFlagSkip) != 0) continue;
+    const Recovered found = gradients_.recover(shape, op, block, verdict->value.data());
+    if (!found.ok)
+      violation("op " + std::to_string(op) + " block " + std::to_string(block) + " as sent: " + found.why);
+    if (found.whole) ledger_->applied(op, block, found);
+  }
   // Of a node's ranks, the same ones are in every block that counts the node (on each lane: it freezes on its own).
   std::vector<RankSet> frozen(static_cast<size_t>(options_.nodes()) * options_.lanes);
   const exchange::Geometry g = wire_->geometry(op);
@@ -241,6 +324,12 @@ void ResultChecker::finish(uint32_t op, Book* book) {
   for (uint32_t r = 0; r < book->ranks.size(); ++r) {
     const Rank& rank = book->ranks[r];
     if (rank.error) continue;
+    // A contribution that is nowhere in its own op may have been queued; then its blocks are counted where it went.
+    // (So on each lane of its own.)
+    bool queued = carries && options_.lanes == 1;
+    for (uint32_t block = 0; queued && block < blocks; ++block) {
+      queued = !(book->have[block] && book->counted[block][r]);
+    }
     uint32_t skipped = 0, uncounted = 0, unknown = 0;
     for (uint32_t block = 0; block < blocks; ++block) {
       const bool missing = !rank.missing.empty() && rank.missing[block];
@@ -248,9 +337,12 @@ void ResultChecker::finish(uint32_t op, Book* book) {
         ++unknown;
         continue;
       }
-      const bool skip = book->whole[block] && book->counted[block].none();
+      // (With carry-over a value may be of debts only.)
+      const bool skip =
+          book->whole[block] && book->counted[block].none() && (!carries || book->in[block].empty());
+      if (!missing && carries && skip) ++unknown;  // or counted nodes that owed nothing in this block
       if (!book->counted[block][r]) ++uncounted;
-      if (!missing && skip) ++skipped;
+      if (!missing && !carries && skip) ++skipped;
       if (missing && skip) ++unknown;  // zero either way, where not all ranges were listed
       if (!book->whole[block]) ++unknown;
     }
@@ -259,13 +351,15 @@ void ResultChecker::finish(uint32_t op, Book* book) {
       violation(what + " reports " + std::to_string(rank.skipped) + " skipped blocks, there are " +
                 std::to_string(skipped));
     }
-    if (rank.fates_known && (rank.uncounted < uncounted || rank.uncounted > uncounted + unknown)) {
+    if (rank.fates_known && !queued && !(carries && options_.lanes > 1) &&
+        (rank.uncounted < uncounted || rank.uncounted > uncounted + unknown)) {
       violation(what + " reports " + std::to_string(rank.uncounted) + " uncounted blocks, there are " +
                 std::to_string(uncounted));
     }
   }
   book->values = {};
   book->counted = {};
+  book->in = {};
   book->known = {};
   book->ranks[0].missing = {};
 }
@@ -296,8 +390,10 @@ void EventChecker::on_result(const Completion& c) {
   if ((state & kResult) != 0) violation(what + ": two RESULTs");
   state |= kResult;
   ++results_;
-  const bool exact = options_.shape_for(c.rank, c.op).op_class == OpClass::kExact;
-  bool allowed = c.status == Status::kOk || (c.status == Status::kIncomplete && !exact);
+  const OpClass op_class = options_.shape_for(c.rank, c.op).op_class;
+  bool allowed = c.status == Status::kOk ||
+                 (c.status == Status::kIncomplete && op_class == OpClass::kConsistent) ||
+                 (c.status == Status::kApproximated && op_class == OpClass::kBestEffort);
   if (options_.crash) allowed = allowed || c.status == Status::kPeerLost || c.status == Status::kAborted;
   if (options_.abort) allowed = allowed || c.status == Status::kAborted;
   if (options_.mismatch) allowed = allowed || c.status == Status::kMismatch || c.status == Status::kAborted;
@@ -349,7 +445,11 @@ void TimeChecker::on_result(const Completion& c) {
   const Micros given = shape.deadline != 0 ? shape.deadline
                        : exact             ? options_.op_timeout
                                            : options_.hard_deadline;
-  const Micros bound = exact ? c.lag + given : c.waited + given * (1 + options_.pull_patience);
+  const uint32_t patience = shape.op_class == OpClass::kConsistent ? options_.pull_patience : 0;
+  Micros bound = exact ? c.lag + given : c.waited + given * (1 + patience);
+  // While a size class warms up its ops end as `exact` ones; such an op has no holes.
+  const bool has_holes = c.status == Status::kIncomplete || c.status == Status::kApproximated;
+  if (options_.adaptive && !has_holes) bound = std::max(bound, c.lag + options_.op_timeout);
   const std::string what =
       "op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " (" + status_name(c.status) + ")";
   if (took > bound + kAllowance) {
@@ -379,7 +479,8 @@ void HealChecker::on_heal(Micros /*now*/, uint32_t last_op_submitted) {
 void HealChecker::on_result(const Completion& c) {
   // An owner whose pool is full cannot take part in an op: the others may find it incomplete, well network or not.
   if (options_.pool_ops < exchange::kWindow) return;
-  if (c.op >= first_ok_ && c.status != Status::kOk && !options_.ends_early()) {
+  if (c.op >= first_ok_ && c.status != Status::kOk && c.status != Status::kCorrected &&
+      !options_.ends_early()) {
     violation("op " + std::to_string(c.op) + " rank " + std::to_string(c.rank) + " is " +
               status_name(c.status) + " though the network is well since op " + std::to_string(last_before_));
   }

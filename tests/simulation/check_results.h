@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "tests/simulation/check_carry.h"
 #include "tests/simulation/check_wire.h"
 #include "tests/simulation/checker.h"
 
@@ -16,7 +17,7 @@ namespace sluice::simulation {
 class ResultChecker : public Checker {
  public:
   ResultChecker(const Options& options, const Gradients& gradients, const FrozenChecker* wire,
-                Violations* violations);
+                ConservationChecker* ledger, Violations* violations);
   const char* name() const override { return "I1 I2 results"; }
   void on_result(const Completion& completion) override;
   void on_resolved(const Completion& completion) override;
@@ -39,6 +40,7 @@ class ResultChecker : public Checker {
     std::vector<std::byte> values;  // what the first rank got
     std::vector<bool> have;         // blocks of `values`
     std::vector<RankSet> counted, known;
+    std::vector<std::vector<uint32_t>> in;  // carry-over: by block, all contributions of the tag
     std::vector<bool> whole;
     std::vector<Rank> ranks;
     uint32_t resolved = 0;
@@ -46,6 +48,9 @@ class ResultChecker : public Checker {
   Book& book(uint32_t op);
   void take_block(const Completion& completion, uint32_t block, Book* book);
   std::vector<bool> missing_blocks(const Completion& completion);
+  std::vector<bool> filled_blocks(const Completion& completion);
+  void compare_debts_with_wire(uint32_t op, uint32_t block, const Book& book,
+                               const FrozenChecker::Verdict& verdict);
   void first_value(uint32_t op, uint32_t block, Book* book);
   void finish(uint32_t op, Book* book);
   void compare_with_wire(uint32_t op, uint32_t block, const Book& book);
@@ -54,6 +59,7 @@ class ResultChecker : public Checker {
   const Options& options_;
   const Gradients& gradients_;
   const FrozenChecker* wire_;
+  ConservationChecker* ledger_;
   std::map<uint32_t, Book> books_;
   Shares shares_;
 };

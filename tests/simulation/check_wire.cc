@@ -61,6 +61,7 @@ void FrozenChecker::on_sent(const Sent& sent) {
   const auto type = static_cast<Type>(sent.header.type);
   if (type != Type::kPush && type != Type::kPull) return;
   const uint32_t op = sent.header.op_seq;
+  if ((op & wire::kDaemonOps) != 0) return;  // a pulse of the daemons
   const std::string what = std::string(wire::type_name(type)) + " of op " + std::to_string(op) + " shard " +
                            std::to_string(sent.header.shard) + " block " + std::to_string(sent.header.block) +
                            " from node " + std::to_string(sent.node);
@@ -125,6 +126,8 @@ void FrozenChecker::pull(const Sent& sent, uint64_t block, Book* book) {
   verdict.flags = flags;
   verdict.ranks = sent.header.ranks;
   if ((flags & (flags - 1)) != 0) violation(what + " with more than one form of verdict");
+  if (gradients_.tag_of(sent.header.op_seq) != Gradients::kNoTag)
+    verdict.value.assign(sent.payload.begin(), sent.payload.end());
   if (flags != 0) return;
   const size_t values = sent.header.elements * element_size(options_.program[sent.header.op_seq].type);
   uint16_t count = 0;
@@ -144,44 +147,56 @@ void FrozenChecker::pull(const Sent& sent, uint64_t block, Book* book) {
 QuorumChecker::QuorumChecker(const Options& options, Violations* violations)
     : Checker(violations),
       options_(options),
-      ranks_(options.program.size(), 0),
-      nodes_(options.program.size(), std::vector<bool>(options.nodes(), false)),
-      pulling_(nodes_) {
+      ranks_(options.program.size(), std::vector<uint32_t>(options.nodes(), 0)),
+      pulling_(options.program.size(), std::vector<bool>(options.nodes(), false)) {
   for (uint32_t node = 0; node < options.nodes(); ++node) {
     node_of_rank_.insert(node_of_rank_.end(), options.ranks_of_node[node], node);
   }
 }
 
 void QuorumChecker::on_submit(Micros /*now*/, uint32_t rank, uint32_t op, Status /*answer*/) {
-  ++ranks_[op];
-  nodes_[op][node_of_rank_[rank]] = true;
+  ++ranks_[op][node_of_rank_[rank]];
 }
 
 void QuorumChecker::on_sent(const Sent& sent) {
   const uint32_t op = sent.header.op_seq;
-  if (static_cast<Type>(sent.header.type) != Type::kPull || op >= ranks_.size() || pulling_[op][sent.node])
-    return;
+  if (op >= ranks_.size()) return;
+  // A node that owes something under the tag of an op contributes it without a call (protocol, section 7).
+  if (static_cast<Type>(sent.header.type) == Type::kPush) {
+    ranks_[op][sent.node] = std::max<uint32_t>(ranks_[op][sent.node], sent.header.ranks);
+  }
+  if (static_cast<Type>(sent.header.type) != Type::kPull || pulling_[op][sent.node]) return;
   pulling_[op][sent.node] = true;
   if (options_.mismatch && op == options_.mismatch_op) return;
-  const auto nodes = static_cast<uint32_t>(std::count(nodes_[op].begin(), nodes_[op].end(), true));
+  uint32_t nodes = 0, ranks = 0;
+  for (const uint32_t of_node : ranks_[op]) {
+    nodes += of_node > 0 ? 1 : 0;
+    ranks += of_node;
+  }
   const bool exact = options_.program[op].op_class == OpClass::kExact;
   const uint32_t least_nodes = exact ? options_.nodes() : (options_.nodes() + 1) / 2;
   const uint32_t least_ranks =
       exact ? options_.ranks()
             : static_cast<uint32_t>(std::ceil(options_.min_contribution * options_.ranks()));
   if (!exact && nodes == options_.nodes()) return;  // "all in" closes as well, whatever the number of ranks
-  if (nodes < least_nodes || ranks_[op] < least_ranks) {
+  if (nodes < least_nodes || ranks < least_ranks) {
     violation("node " + std::to_string(sent.node) + " closed op " + std::to_string(op) + " at " +
-              std::to_string(sent.now) + " us, when " + std::to_string(ranks_[op]) + " ranks on " +
+              std::to_string(sent.now) + " us, when " + std::to_string(ranks) + " ranks on " +
               std::to_string(nodes) + " nodes had called it");
   }
 }
 
-LagChecker::LagChecker(const Options& options, Violations* violations)
+LagChecker::LagChecker(const Options& options, const Gradients& gradients, Violations* violations)
     : Checker(violations),
       options_(options),
+      gradients_(gradients),
       resolved_(options.ranks(), std::vector<bool>(options.program.size(), false)),
       done_(options.ranks(), 0) {}
+
+void LagChecker::on_result(const Completion& completion) {
+  // A queued slot is RESOLVED by a later op, but has its fate (protocol, section 7).
+  if (gradients_.tag_of(completion.op) != Gradients::kNoTag) on_resolved(completion);
+}
 
 void LagChecker::on_resolved(const Completion& completion) {
   resolved_[completion.rank][completion.op] = true;
@@ -194,7 +209,7 @@ void LagChecker::on_sent(const Sent& sent) {
   const auto type = static_cast<Type>(sent.header.type);
   if (type != Type::kAnnounce && type != Type::kPush) return;
   // Lanes admit each on its own, and what a trainer sees is the slowest of them; a job that has ended has no order.
-  if (options_.lanes > 1 || options_.ends_early()) return;
+  if (options_.lanes > 1 || options_.ends_early() || (sent.header.op_seq & wire::kDaemonOps) != 0) return;
   if (sent.header.op_seq >= slowest_ + options_.max_lag) {
     violation("node " + std::to_string(sent.node) + " sends " + wire::type_name(type) + " of op " +
               std::to_string(sent.header.op_seq) + " at " + std::to_string(sent.now) +

@@ -32,6 +32,7 @@ class FrozenChecker : public Checker {
     uint16_t ranks = 0;
     uint64_t hash = 0;
     std::vector<uint16_t> not_counted;
+    std::vector<std::byte> value;  // of an op that carries
   };
 
   FrozenChecker(const Options& options, const Gradients& gradients, Violations* violations);
@@ -68,8 +69,8 @@ class QuorumChecker : public Checker {
  private:
   const Options& options_;
   std::vector<uint32_t> node_of_rank_;
-  std::vector<uint32_t> ranks_;             // that have called each op
-  std::vector<std::vector<bool>> nodes_;    // of which one rank has
+  std::vector<std::vector<uint32_t>>
+      ranks_;  // by op and node: that have called it, or are in what the node pushes
   std::vector<std::vector<bool>> pulling_;  // owners that have sent a PULL
 };
 
@@ -77,13 +78,15 @@ class QuorumChecker : public Checker {
 // nothing of an op that it must not have admitted.
 class LagChecker : public Checker {
  public:
-  LagChecker(const Options& options, Violations* violations);
+  LagChecker(const Options& options, const Gradients& gradients, Violations* violations);
   const char* name() const override { return "lag"; }
+  void on_result(const Completion& completion) override;
   void on_resolved(const Completion& completion) override;
   void on_sent(const Sent& sent) override;
 
  private:
   const Options& options_;
+  const Gradients& gradients_;
   std::vector<std::vector<bool>> resolved_;  // by rank and op
   std::vector<uint32_t> done_;               // lowest op of each rank without RESOLVED
   uint32_t slowest_ = 0;

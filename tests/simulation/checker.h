@@ -36,7 +36,8 @@ struct Completion {
   uint32_t op = 0, rank = 0, node = 0;
   Status status = Status::kOk;           // of RESULT
   Status resolved_status = Status::kOk;  // of RESOLVED
-  uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0;
+  uint32_t blocks_expected = 0, blocks_received = 0, blocks_skipped = 0, blocks_uncounted = 0,
+           blocks_filled = 0;
   Micros submitted = 0, now = 0;
   Micros lag = 0;     // waiting for admission, the longest of the lanes
   Micros waited = 0;  // for admission and quorum, the longest of the lanes
@@ -67,6 +68,15 @@ struct Delivered {
   wire::Drop drop = wire::Drop::kNone;
 };
 
+// What one rank owed under a tag, on one lane, when it asked (take_carry).
+struct Taken {
+  Micros now = 0;
+  uint32_t rank = 0, lane = 0;
+  uint32_t tag = 0;                 // index among the tags of the gradients
+  bool last = false;                // at the end of the program; else before an op that says so
+  std::span<const std::byte> owed;  // accumulators of the whole tensor
+};
+
 // The end of a run: everything was resolved (or time is up), and the network has healed.
 struct RunEnd {
   Micros now = 0;
@@ -91,6 +101,7 @@ class Checker {
   virtual void on_released(uint32_t /*rank*/, uint32_t /*op*/, bool /*untouched*/) {}
   virtual void on_sent(const Sent& /*sent*/) {}
   virtual void on_delivered(const Delivered& /*delivered*/) {}
+  virtual void on_taken(const Taken& /*taken*/) {}
   virtual void on_heal(Micros /*now*/, uint32_t /*last_op_submitted*/) {}
   virtual void at_end(const RunEnd& /*end*/) {}
 

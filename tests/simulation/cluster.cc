@@ -47,6 +47,7 @@ Cluster::Cluster(const Options& options, const Gradients& gradients,
       rank.id = static_cast<uint32_t>(ranks_.size());
       rank.node = node;
       rank.local = local;
+      rank.taken.assign(gradients_.tags().size(), 0);
       ranks_.push_back(std::move(rank));
       schedule_next_call(&ranks_.back());
       nodes_[node].ranks.push_back(&ranks_.back());
@@ -89,6 +90,13 @@ exchange::Settings Cluster::settings_for(uint32_t node, uint32_t lane) const {
   s.min_contribution = options_.min_contribution;
   s.max_lag = options_.max_lag;
   s.incast = options_.incast;
+  s.carry_over = options_.carry_over;
+  s.carry_max_ops = options_.carry_max_ops;
+  s.fill_own = options_.fill_own;
+  s.adaptive = options_.adaptive;
+  s.hard_deadline_min = options_.hard_deadline_min;
+  s.warmup_ops = options_.warmup_ops;
+  s.h_factor = options_.h_factor;
   s.flow_window = options_.flow_window;
   s.flow_window_min = options_.flow_window_min;
   s.max_op_bytes = std::max<uint64_t>(options_.largest_op_bytes(), 4096);
@@ -273,24 +281,28 @@ bool Cluster::send_one(uint32_t index, uint32_t lane, const exchange::Outgoing& 
   return false;
 }
 
-void Cluster::send_all(uint32_t index) {
+// True: there were events.
+bool Cluster::send_all(uint32_t index) {
   Node& node = nodes_[index];
+  bool events = false;
   node.more_to_send = false;
   std::array<exchange::Outgoing, 32> out;
   const size_t burst = std::min<size_t>(options_.burst, out.size());
   for (uint32_t turn = 0, idle = 0; idle < options_.lanes; ++turn) {
     if (!flush_unsent(&node, index) || network_.device_free_at(index * options_.lanes) > network_.now()) {
       node.more_to_send = true;
-      return;
+      return events;
     }
     const uint32_t lane = (node.first_lane + turn) % options_.lanes;
     const size_t count = node.lanes[lane]->poll_send(network_.now(), std::span(out).first(burst));
     SLUICE_ASSERT(count <= burst);
     for (size_t i = 0; i < count; ++i) send_one(index, lane, out[i]);
+    events |= take_events(index);  // what ended in this call may have let later ops begin
     idle = count == 0 ? idle + 1 : 0;
     if (turn > 1'000'000) SLUICE_ASSERT(!"poll_send never ends");
   }
   node.first_lane = (node.first_lane + 1) % options_.lanes;
+  return events;
 }
 
 // --- Time ---------------------------------------------------------------------------------------------------------------
@@ -318,7 +330,8 @@ void Cluster::run_node(uint32_t index) {
     }
     share_failure(&node);
     bool events = take_events(index);
-    send_all(index);
+    for (Rank* rank : node.ranks) events |= retire_at_end(rank);
+    events |= send_all(index);
     events |= take_events(index);
     update_wake(index);
     if (!events && node.wake > now) return;
@@ -335,8 +348,8 @@ void Cluster::update_wake(uint32_t index) {
     wake = std::min(wake, node.more_to_send && timer <= network_.now() ? device : timer);
   }
   for (const Rank* rank : node.ranks) {
-    if (rank->next_op < options_.program.size() && rank->without_result < options_.in_flight &&
-        rank->without_resolved < exchange::kWindow) {
+    if (!rank->retiring && rank->next_op < options_.program.size() &&
+        rank->without_result < options_.in_flight && rank->without_resolved < exchange::kWindow) {
       wake = std::min(wake, rank->ready);
     }
   }
@@ -358,7 +371,11 @@ void Cluster::heal() {
 
 bool Cluster::all_resolved() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-    return nodes_[rank.node].crashed || (rank.next_op == options_.program.size() && rank.calls.empty());
+    if (nodes_[rank.node].crashed) return true;
+    if (rank.next_op != options_.program.size() || !rank.calls.empty()) return false;
+    if (nodes_[rank.node].lanes[0]->failed()) return true;
+    const uint64_t all = (uint64_t{1} << options_.lanes) - 1;
+    return std::all_of(rank.taken.begin(), rank.taken.end(), [&](uint64_t lanes) { return lanes == all; });
   });
 }
 

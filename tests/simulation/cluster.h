@@ -82,6 +82,10 @@ class Cluster {
     uint32_t id = 0, node = 0, local = 0;
     uint32_t next_op = 0, without_result = 0, without_resolved = 0;
     Micros ready = 0;  // when the next op may be called
+    // By tag of the gradients: lanes whose debts the rank has taken before `taken_before` (or, last, at the end).
+    std::vector<uint64_t> taken;
+    uint32_t taken_before = UINT32_MAX;
+    bool retiring = false;  // waits for open fates, and for the others, before its next op
     std::map<uint32_t, Call> calls;
   };
   struct Unsent {     // taken from a lane, not yet by the device
@@ -114,8 +118,11 @@ class Cluster {
   void run_node(uint32_t node);
   void share_failure(Node* node);
   bool submit_ready(Rank* rank);
+  bool take_debts(Rank* rank, uint32_t tag, bool last);
+  bool retire_at_end(Rank* rank);
+  bool flushed(Rank* rank, uint32_t op, uint32_t tag);
   void schedule_next_call(Rank* rank);
-  void send_all(uint32_t node);
+  bool send_all(uint32_t node);
   bool send_one(uint32_t node, uint32_t lane, const exchange::Outgoing& packet);
   bool flush_unsent(Node* node, uint32_t index);
   bool take_events(uint32_t node);
@@ -136,6 +143,7 @@ class Cluster {
   Prng random_;  // of trainers; faults of the harness have their own
   Prng fault_random_;
   std::vector<Rank> ranks_;
+  std::map<uint32_t, uint32_t> flushed_;  // by op: ranks that have taken what they owe
   std::vector<Node> nodes_;
   std::vector<std::vector<uint64_t>> sent_;  // hash by counter, per (node, lane)
   Filter filter_ = nullptr;

@@ -13,29 +13,6 @@
 namespace sluice::simulation {
 namespace {
 
-// Bits of an integer that the type holds exactly, and that a division by a number of ranks still tells apart: sums up
-// to 2^bits - 1. (bf16 has 8 bits of precision: quotients of sums below 128 differ by more than one unit.)
-uint32_t exact_bits(ElementType type, ReduceKind kind) {
-  const uint32_t less = kind == ReduceKind::kMean ? 1 : 0;
-  switch (type) {
-    case ElementType::kF32:
-      return 24 - less;
-    case ElementType::kF16:
-      return 11 - less;
-    case ElementType::kBf16:
-      return 8 - less;
-    case ElementType::kF64:
-      return 48;  // a quotient times its divisor must still round to the sum
-    case ElementType::kI32:
-      return 30;
-    case ElementType::kI64:
-      return 62;
-    case ElementType::kU8:
-      return 8;
-  }
-  return 0;
-}
-
 float round_to_bf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return std::bit_cast<float>((bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U);
@@ -75,6 +52,29 @@ void write(std::byte* out, T value) {
 
 }  // namespace
 
+// Bits of an integer that the type holds exactly, and that a division by a number of ranks still tells apart: sums up
+// to 2^bits - 1. (bf16 has 8 bits of precision: quotients of sums below 128 differ by more than one unit.)
+uint32_t exact_bits(ElementType type, ReduceKind kind) {
+  const uint32_t less = kind == ReduceKind::kMean ? 1 : 0;
+  switch (type) {
+    case ElementType::kF32:
+      return 24 - less;
+    case ElementType::kF16:
+      return 11 - less;
+    case ElementType::kBf16:
+      return 8 - less;
+    case ElementType::kF64:
+      return 48;  // a quotient times its divisor must still round to the sum
+    case ElementType::kI32:
+      return 30;
+    case ElementType::kI64:
+      return 62;
+    case ElementType::kU8:
+      return 8;
+  }
+  return 0;
+}
+
 void encode(ElementType type, int64_t sum, uint32_t divisor, std::byte* out) {
   const auto quotient = [&] { return static_cast<float>(sum) / static_cast<float>(divisor); };
   switch (type) {
@@ -92,6 +92,24 @@ void encode(ElementType type, int64_t sum, uint32_t divisor, std::byte* out) {
       return write(out, sum);
     case ElementType::kU8:
       return write(out, static_cast<uint8_t>(sum));
+  }
+}
+
+// The loss scale is a power of two, so that nothing is rounded.
+void encode_scaled(ElementType type, int64_t number, float scale, std::byte* out) {
+  if (scale == 1.0F) return encode(type, number, 1, out);
+  const float value = static_cast<float>(number) * scale;
+  switch (type) {
+    case ElementType::kF32:
+      return write(out, value);
+    case ElementType::kF16:
+      return write(out, f16_bits(value));
+    case ElementType::kBf16:
+      return write(out, static_cast<uint16_t>(std::bit_cast<uint32_t>(round_to_bf16(value)) >> 16));
+    case ElementType::kF64:
+      return write(out, static_cast<double>(number) * static_cast<double>(scale));
+    default:
+      SLUICE_ASSERT(!"integers have no loss scale");
   }
 }
 
@@ -120,6 +138,36 @@ int64_t decode_integer(ElementType type, const std::byte* bytes) {
       return read<uint8_t>(bytes);
     default:
       return std::llround(decode(type, bytes));
+  }
+}
+
+Gradients::Gradients(const Options& options)
+    : seed_(options.seed), ranks_(options.ranks()), payload_(options.payload) {
+  if (!options.carry_over) return;
+  tag_of_.assign(options.program.size(), kNoTag);
+  step_of_.assign(options.program.size(), 0);
+  std::vector<std::vector<uint32_t>> ops;
+  std::vector<OpShape> shapes;
+  for (uint32_t op = 0; op < options.program.size(); ++op) {
+    const OpShape& shape = options.program[op];
+    if (shape.op_class != OpClass::kConsistent) continue;
+    uint32_t tag = 0;
+    while (tag < shapes.size() && !(shapes[tag].tag == shape.tag && shapes[tag].count == shape.count &&
+                                    shapes[tag].type == shape.type && shapes[tag].kind == shape.kind))
+      ++tag;
+    if (tag == shapes.size()) {
+      shapes.push_back(shape);
+      ops.emplace_back();
+    }
+    tag_of_[op] = tag;
+    step_of_[op] = static_cast<uint32_t>(ops[tag].size());
+    ops[tag].push_back(op);
+  }
+  for (uint32_t tag = 0; tag < shapes.size(); ++tag) {
+    const auto steps = static_cast<uint32_t>(ops[tag].size());
+    tags_.push_back({shapes[tag], std::move(ops[tag]),
+                     TagCodes(shapes[tag].type, shapes[tag].kind, ranks_, steps,
+                              exact_bits(shapes[tag].type, shapes[tag].kind))});
   }
 }
 
@@ -155,10 +203,15 @@ int64_t Gradients::value(const OpShape& shape, uint32_t op, uint32_t block, uint
 
 void Gradients::fill(const OpShape& shape, uint32_t op, uint32_t rank, std::byte* out) const {
   const size_t size = element_size(shape.type);
+  const uint32_t tag = tag_of(op);
+  const bool carries = tag != kNoTag && shape.count == tags_[tag].shape.count &&
+                       shape.type == tags_[tag].shape.type && shape.tag == tags_[tag].shape.tag;
   for (uint32_t block = 0; block < blocks(shape); ++block) {
     const uint32_t elements = elements_of(shape, block);
     for (uint32_t position = 0; position < elements; ++position, out += size) {
-      encode(shape.type, value(shape, op, block, position, rank), 1, out);
+      const int64_t number = carries ? tags_[tag].codes.value(block, position, step_of_[op], rank)
+                                     : value(shape, op, block, position, rank);
+      encode_scaled(shape.type, number, shape.loss_scale, out);
     }
   }
 }
@@ -243,6 +296,21 @@ bool Gradients::explain(const OpShape& shape, uint32_t op, uint32_t block, const
 Recovered Gradients::recover(const OpShape& shape, uint32_t op, uint32_t block,
                              const std::byte* bytes) const {
   Recovered result;
+  if (const uint32_t tag = tag_of(op); tag != kNoTag) {
+    TagRecovered found =
+        tags_[tag].codes.read_result(block, elements_of(shape, block), bytes, shape.loss_scale);
+    result.ok = found.ok;
+    result.whole = found.whole;
+    result.why = std::move(found.why);
+    for (const uint32_t contribution : found.in) {
+      if (contribution / ranks_ == step_of_[op]) result.ranks[contribution % ranks_] = true;
+    }
+    if (found.whole) {
+      for (uint32_t rank = 0; rank < ranks_; ++rank) result.known[rank] = true;
+    }
+    result.in = std::move(found.in);
+    return result;
+  }
   if (shape.kind == ReduceKind::kSum) {
     explain(shape, op, block, bytes, 1, &result);
     return result;

@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/types.h"
 #include "tests/simulation/options.h"
+#include "tests/simulation/tag_codes.h"
 
 namespace sluice::simulation {
 
@@ -28,12 +30,28 @@ struct Recovered {
   RankSet ranks;       // in the sum
   RankSet known;       // ranks about which the block says something
   std::string why;     // when not ok
+  std::vector<uint32_t> in;  // carry-over: all contributions of the tag that are in it (tag_codes.h)
 };
 
 class Gradients {
  public:
   Gradients(uint64_t seed, uint32_t ranks, uint32_t payload)
       : seed_(seed), ranks_(ranks), payload_(payload) {}
+
+  // Of a whole run. With carry-over the ops of a tag share a code that tells one op's contributions from another's.
+  explicit Gradients(const Options& options);
+
+  // The ops of one tag that carry.
+  struct Tag {
+    OpShape shape;
+    std::vector<uint32_t> ops;  // in order
+    TagCodes codes;
+  };
+  const std::vector<Tag>& tags() const { return tags_; }
+  // The tag of an op that carries, and which of its ops this is; kNoTag: it does not carry.
+  static constexpr uint32_t kNoTag = UINT32_MAX;
+  uint32_t tag_of(uint32_t op) const { return op < tag_of_.size() ? tag_of_[op] : kNoTag; }
+  uint32_t step_of(uint32_t op) const { return step_of_[op]; }
 
   uint32_t block_elements(const OpShape& shape) const;
   uint32_t blocks(const OpShape& shape) const;
@@ -43,6 +61,9 @@ class Gradients {
   // The contribution of one rank: shape.count elements.
   void fill(const OpShape& shape, uint32_t op, uint32_t rank, std::byte* out) const;
 
+  // One element of it, of an op that does not carry.
+  int64_t value(const OpShape& shape, uint32_t op, uint32_t block, uint32_t position, uint32_t rank) const;
+
   // Which ranks are in this reduced block (all its elements)? A block of zeros is the empty set: it was skipped.
   Recovered recover(const OpShape& shape, uint32_t op, uint32_t block, const std::byte* bytes) const;
 
@@ -51,14 +72,18 @@ class Gradients {
                 std::byte* out) const;
 
  private:
-  int64_t value(const OpShape& shape, uint32_t op, uint32_t block, uint32_t position, uint32_t rank) const;
   bool explain(const OpShape& shape, uint32_t op, uint32_t block, const std::byte* bytes, uint32_t divisor,
                Recovered* out) const;
 
   uint64_t seed_;
   uint32_t ranks_;
   uint32_t payload_;
+  std::vector<Tag> tags_;
+  std::vector<uint32_t> tag_of_, step_of_;  // by op
 };
+
+// Bits of an integer that sums, and quotients by a number of ranks, tell apart.
+uint32_t exact_bits(ElementType type, ReduceKind kind);
 
 // Reference encoding of integers and quotients, rounded to nearest even (exported for the test of the oracle).
 // `divisor` 1: the sum itself.

@@ -20,9 +20,11 @@ const char* class_name(OpClass op_class) {
 }
 
 std::string describe(const OpShape& shape) {
-  return fmt::format("{} {} {} x {}{}", class_name(shape.op_class),
+  return fmt::format("{} {} {} x {}{}{}{}", class_name(shape.op_class),
                      shape.kind == ReduceKind::kSum ? "sum" : "mean", element_type_name(shape.type),
-                     shape.count, shape.deadline == 0 ? "" : fmt::format(" within {} us", shape.deadline));
+                     shape.count, shape.deadline == 0 ? "" : fmt::format(" within {} us", shape.deadline),
+                     shape.loss_scale == 1 ? "" : fmt::format(" scale {}", shape.loss_scale),
+                     shape.retire ? " after retire" : "");
 }
 
 }  // namespace
@@ -47,6 +49,9 @@ std::string describe(const Options& o) {
       "pool for {} ops\n",
       o.hard_deadline, o.pull_patience, o.op_timeout, o.rank_timeout, o.min_contribution, o.max_lag, o.incast,
       o.flow_window_min, o.flow_window, o.pool_ops);
+  text += fmt::format(
+      "  carry_over {} (max ops {}), fill_own {}, adaptive {} (min {} us, warm-up {}, factor {})\n",
+      o.carry_over, o.carry_max_ops, o.fill_own, o.adaptive, o.hard_deadline_min, o.warmup_ops, o.h_factor);
   text += fmt::format(
       "  trainers: {} ops in flight, {} per step, compute {} us +- {}, late {:.3f} of ops up to {} us\n",
       o.in_flight, o.step_ops, o.compute, o.compute_spread, o.late_share, o.late_max);

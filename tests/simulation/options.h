@@ -19,7 +19,9 @@ struct OpShape {
   ReduceKind kind = ReduceKind::kSum;
   OpClass op_class = OpClass::kExact;
   uint64_t tag = 0;
-  Micros deadline = 0;  // H or T of this op; 0: the job's
+  Micros deadline = 0;   // H or T of this op; 0: the job's
+  float loss_scale = 1;  // under AMP; a power of two
+  bool retire = false;   // before this op every rank takes what it owes under its tag (tag_retire, flush)
 };
 
 struct Options {
@@ -44,6 +46,14 @@ struct Options {
   uint32_t flow_window_min = 32 * 1024;
   uint32_t pool_ops =
       64;  // how many times the pool has what the largest op needs; 1: the least that is allowed
+
+  bool carry_over = false;
+  uint32_t carry_max_ops = 0;
+  bool fill_own = true;
+  bool adaptive = false;
+  Micros hard_deadline_min = 10'000;
+  uint32_t warmup_ops = 20;
+  double h_factor = 5;
 
   // --- the program and its trainers ---
   std::vector<OpShape> program;

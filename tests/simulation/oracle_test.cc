@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
@@ -157,7 +158,7 @@ class CheckerTest : public testing::Test {
 
 TEST_F(CheckerTest, ResultsThatAgreeAreFine) {
   FrozenChecker wire(options_, gradients_, &violations_);
-  ResultChecker checker(options_, gradients_, &wire, &violations_);
+  ResultChecker checker(options_, gradients_, &wire, nullptr, &violations_);
   const auto bytes = result_of(0, RankSet(0b111));
   for (uint32_t rank = 0; rank < 3; ++rank) checker.on_result(completion(0, rank, bytes));
   for (uint32_t rank = 0; rank < 3; ++rank) checker.on_resolved(completion(0, rank, bytes));
@@ -166,7 +167,7 @@ TEST_F(CheckerTest, ResultsThatAgreeAreFine) {
 
 TEST_F(CheckerTest, ResultsThatDifferAreFound) {
   FrozenChecker wire(options_, gradients_, &violations_);
-  ResultChecker checker(options_, gradients_, &wire, &violations_);
+  ResultChecker checker(options_, gradients_, &wire, nullptr, &violations_);
   const auto all = result_of(0, RankSet(0b111)), two = result_of(0, RankSet(0b011));
   checker.on_result(completion(0, 0, all));
   checker.on_result(completion(0, 1, two));
@@ -175,7 +176,7 @@ TEST_F(CheckerTest, ResultsThatDifferAreFound) {
 
 TEST_F(CheckerTest, ARankThatIsMissingIsFoundWhereItMustNotBe) {
   FrozenChecker wire(options_, gradients_, &violations_);
-  ResultChecker checker(options_, gradients_, &wire, &violations_);
+  ResultChecker checker(options_, gradients_, &wire, nullptr, &violations_);
   const auto two = result_of(1, RankSet(0b011));
   checker.on_result(completion(1, 0, two));
   EXPECT_NE(found().find("of an exact op has 2 ranks"), std::string::npos) << found();
@@ -183,7 +184,7 @@ TEST_F(CheckerTest, ARankThatIsMissingIsFoundWhereItMustNotBe) {
 
 TEST_F(CheckerTest, TooFewRanksMustBeSkipped) {
   FrozenChecker wire(options_, gradients_, &violations_);
-  ResultChecker checker(options_, gradients_, &wire, &violations_);
+  ResultChecker checker(options_, gradients_, &wire, nullptr, &violations_);
   const auto one = result_of(0, RankSet(0b001));
   checker.on_result(completion(0, 0, one));
   EXPECT_NE(found().find("it must be skipped"), std::string::npos) << found();
@@ -191,7 +192,7 @@ TEST_F(CheckerTest, TooFewRanksMustBeSkipped) {
 
 TEST_F(CheckerTest, UncountedThatIsNotReportedIsFound) {
   FrozenChecker wire(options_, gradients_, &violations_);
-  ResultChecker checker(options_, gradients_, &wire, &violations_);
+  ResultChecker checker(options_, gradients_, &wire, nullptr, &violations_);
   const auto two = result_of(0, RankSet(0b011));
   for (uint32_t rank = 0; rank < 3; ++rank) checker.on_result(completion(0, rank, two));
   for (uint32_t rank = 0; rank < 3; ++rank) checker.on_resolved(completion(0, rank, two));
@@ -201,7 +202,7 @@ TEST_F(CheckerTest, UncountedThatIsNotReportedIsFound) {
 
 TEST_F(CheckerTest, HolesMustBeZeroAndListed) {
   FrozenChecker wire(options_, gradients_, &violations_);
-  ResultChecker checker(options_, gradients_, &wire, &violations_);
+  ResultChecker checker(options_, gradients_, &wire, nullptr, &violations_);
   auto bytes = result_of(0, RankSet(0b111));
   Completion c = completion(0, 0, bytes);
   c.status = Status::kIncomplete;
@@ -319,7 +320,7 @@ TEST_F(CheckerTest, ADatagramThatNobodySentMustBeDropped) {
 
 TEST_F(CheckerTest, ANodeThatRunsAheadIsFound) {
   options_.max_lag = 2;
-  LagChecker checker(options_, &violations_);
+  LagChecker checker(options_, gradients_, &violations_);
   const std::vector<std::byte> bytes;
   Sent sent;
   sent.header.type = static_cast<uint8_t>(wire::Type::kAnnounce);
@@ -394,7 +395,10 @@ TEST(Run, ADeadlockIsFound) {
     shape.op_class = OpClass::kExact;
     shape.count = 1000;
     shape.deadline = 0;
+    shape.loss_scale = 1;
+    shape.retire = false;
   }
+  options.adaptive = false;
   options.heal_at = 2;
   const auto no_push_of_0 = [](const wire::Header& header, uint32_t from, uint32_t, void*) {
     return from != 0 || header.type != static_cast<uint8_t>(wire::Type::kPush);
@@ -403,6 +407,86 @@ TEST(Run, ADeadlockIsFound) {
   ASSERT_EQ(result.list.size(), 1U) << report(options, result);
   EXPECT_NE(result.list[0].find("stalled at"), std::string::npos) << report(options, result);
   EXPECT_NE(report(options, result).find("--seed 3 --scenario calm"), std::string::npos);
+}
+
+// --- carry-over ---------------------------------------------------------------------------------------------------------
+
+class CarryTest : public testing::Test {
+ protected:
+  static constexpr uint32_t kRanks = 3, kOps = 6;
+  CarryTest() {
+    options_.ranks_of_node = {1, 1, 1};
+    options_.carry_over = true;
+    OpShape shape;
+    shape.count = 336;
+    shape.op_class = OpClass::kConsistent;
+    options_.program.assign(kOps, shape);
+  }
+  // The sum of these contributions (op, rank).
+  std::vector<float> sum(const Gradients& gradients,
+                         const std::vector<std::pair<uint32_t, uint32_t>>& parts) {
+    std::vector<float> all(336, 0.0F), one(336);
+    for (const auto& [op, rank] : parts) {
+      gradients.fill(options_.program[op], op, rank, reinterpret_cast<std::byte*>(one.data()));
+      for (size_t i = 0; i < all.size(); ++i) all[i] += one[i];
+    }
+    return all;
+  }
+  static const std::byte* bytes(const std::vector<float>& values) {
+    return reinterpret_cast<const std::byte*>(values.data());
+  }
+  Options options_;
+  Violations violations_;
+};
+
+TEST_F(CarryTest, ASumNamesItsContributions) {
+  const Gradients gradients(options_);
+  ASSERT_EQ(gradients.tags().size(), 1U);
+  const auto late = sum(gradients, {{0, 2}, {3, 0}, {3, 1}, {3, 2}});
+  const Recovered found = gradients.recover(options_.program[3], 3, 0, bytes(late));
+  ASSERT_TRUE(found.ok) << found.why;
+  EXPECT_TRUE(found.whole);
+  EXPECT_EQ(found.ranks, RankSet(0b111));
+  EXPECT_EQ(found.in.size(), 4U);
+}
+
+TEST_F(CarryTest, AContributionThatIsThereTwiceIsNoSum) {
+  const Gradients gradients(options_);
+  for (uint32_t op = 0; op < kOps; ++op) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      const auto twice = sum(gradients, {{op, 0}, {op, 1}, {op, 2}, {op, rank}});
+      EXPECT_FALSE(gradients.recover(options_.program[op], op, 0, bytes(twice)).ok);
+    }
+  }
+}
+
+TEST_F(CarryTest, WhatIsNowhereAndWhatIsInTwoPlacesIsFound) {
+  const Gradients gradients(options_);
+  ConservationChecker checker(options_, gradients, &violations_);
+  for (uint32_t op = 0; op < kOps; ++op) {
+    const auto value =
+        op == 2 ? sum(gradients, {{2, 0}, {2, 1}}) : sum(gradients, {{op, 0}, {op, 1}, {op, 2}});
+    checker.applied(op, 0, gradients.recover(options_.program[op], op, 0, bytes(value)));
+  }
+  RunEnd end;
+  end.finished = true;
+  checker.at_end(end);
+  ASSERT_EQ(violations_.count(), 1U);
+  EXPECT_NE(violations_.list()[0].find("1 are nowhere, among them block 0 of rank 2 in op 2"),
+            std::string::npos)
+      << violations_.list()[0];
+
+  // Its rank still owes it: now nothing is amiss. Owed by another rank, or twice, it is.
+  const auto owed = sum(gradients, {{2, 2}});
+  Taken taken;
+  taken.rank = 2;
+  taken.owed = std::span(bytes(owed), owed.size() * sizeof(float));
+  checker.on_taken(taken);
+  checker.at_end(end);
+  EXPECT_EQ(violations_.count(), 1U);
+  taken.rank = 1;
+  checker.on_taken(taken);
+  EXPECT_EQ(violations_.count(), 3U);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace sluice::simulation {
 struct RunResult {
   RunFacts facts;
   ResultChecker::Shares shares;
+  ConservationChecker::Facts carry;
   uint64_t violations = 0;
   std::vector<std::string> list;  // the first of them
 

@@ -5,6 +5,7 @@
 
 #include "base/assert.h"
 #include "base/prng.h"
+#include "tests/simulation/gradients.h"
 #include "tests/simulation/hash.h"
 #include "transport/wire/packet.h"
 
@@ -72,14 +73,88 @@ uint64_t packets_of(const Options& options, const OpShape& shape) {
   return 2 * blocks * (n - 1) + 6 * n * n;
 }
 
+// Tags that come again and again, as buckets of gradients do: what carry-over is about.
+struct Buckets {
+  std::vector<OpShape> shapes;
+  std::vector<uint32_t> steps, most;  // ops of each so far, and how many the oracle can tell apart
+  std::vector<uint32_t> scale_every;  // the loss scale changes after so many ops; 0: there is none
+};
+
+Buckets draw_buckets(Random* random, const Options& options, bool tiny) {
+  Buckets buckets;
+  for (int64_t tags = random->between(1, 3); tags > 0; --tags) {
+    OpShape shape = draw_shape(random, options, OpClass::kConsistent);
+    const uint64_t e = wire::elements_per_block(options.payload, shape.type);
+    shape.count %= (tiny ? 4 : 60) * e;
+    if (shape.count == 0 && !random->chance(0.1)) shape.count = 3 * e;
+    const uint64_t most = exact_bits(shape.type, shape.kind) * e / options.ranks();
+    buckets.shapes.push_back(shape);
+    buckets.steps.push_back(0);
+    buckets.most.push_back(static_cast<uint32_t>(most));
+    const bool scaled = options.carry_over && is_float(shape.type) && random->chance(0.3);
+    buckets.scale_every.push_back(scaled ? static_cast<uint32_t>(random->between(1, 6)) : 0);
+    if (scaled) buckets.shapes.back().loss_scale = static_cast<float>(random->pick({0.25, 2.0, 8.0, 16.0}));
+  }
+  return buckets;
+}
+
+OpShape next_of(Random* random, Buckets* buckets) {
+  const size_t i = random->below(buckets->shapes.size());
+  OpShape& shape = buckets->shapes[i];
+  const uint32_t step = buckets->steps[i]++;
+  if (buckets->scale_every[i] != 0 && step > 0 && step % buckets->scale_every[i] == 0)
+    shape.loss_scale = static_cast<float>(random->pick({0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0}));
+  OpShape op = shape;
+  op.retire = random->chance(0.02);  // (without carry-over that is nothing)
+  if (step >= buckets->most[i]) {    // the oracle's code is used up: an op of a tag of its own
+    op.tag = random->next();
+    op.retire = false;
+  }
+  return op;
+}
+
+// The estimates and policies of 200 ops and more: bounds come into force at op 178 at the earliest.
+void draw_long_program(Random* random, Options* options) {
+  const auto ops = static_cast<uint32_t>(random->between(220, 330));
+  const double exact_share = random->pick({0.0, 0.1, 0.3}), best_share = random->pick({0.0, 0.0, 0.2});
+  Buckets buckets = draw_buckets(random, *options, true);
+  OpShape best = draw_shape(random, *options, OpClass::kBestEffort);
+  best.type = ElementType::kF32;
+  best.count %= 4 * wire::elements_per_block(options->payload, best.type);
+  for (uint32_t op = 0; op < ops; ++op) {
+    OpShape shape = next_of(random, &buckets);
+    if (random->chance(exact_share)) {
+      shape.op_class = OpClass::kExact;
+      shape.tag ^= 1;
+      shape.loss_scale = 1;
+      shape.retire = false;
+    } else if (random->chance(best_share)) {
+      best.tag = random->next();
+      shape = best;
+    }
+    options->program.push_back(shape);
+  }
+}
+
 void draw_program(Random* random, Options* options) {
   const bool tiny = random->chance(0.15);  // many small ops: the window of 64 goes round
   const auto ops = static_cast<uint32_t>(tiny ? random->between(100, 180) : random->between(10, 40));
   const double exact_share = random->pick({0.0, 0.0, 0.3, 0.3, 1.0});
+  const double best_share = random->pick({0.0, 0.0, 0.2, 0.5});
+  const double bucket_share = options->carry_over ? random->pick({0.5, 1.0, 1.0}) : 0.0;
+  Buckets buckets = draw_buckets(random, *options, tiny);
   uint64_t packets = 0;
   for (uint32_t op = 0; op < ops; ++op) {
-    const OpClass op_class = random->chance(exact_share) ? OpClass::kExact : OpClass::kConsistent;
+    const OpClass op_class = random->chance(exact_share)  ? OpClass::kExact
+                             : random->chance(best_share) ? OpClass::kBestEffort
+                                                          : OpClass::kConsistent;
     OpShape shape = draw_shape(random, *options, op_class);
+    if (op_class == OpClass::kBestEffort) {
+      // What fills holes is scaled by the ranks: the oracle follows that in floats only.
+      if (!is_float(shape.type)) shape.type = ElementType::kF32;
+    } else if (op_class == OpClass::kConsistent && random->chance(bucket_share)) {
+      shape = next_of(random, &buckets);
+    }
     if (tiny) shape.count %= 3 * wire::elements_per_block(options->payload, shape.type);
     if (random->chance(0.1)) shape.deadline = -1;  // one of its own, once H is known
     packets += packets_of(*options, shape);
@@ -94,7 +169,10 @@ void draw_program(Random* random, Options* options) {
     OpShape& shape = options->program[random->below(options->program.size())];
     shape.count = 1'000'007;
     if (element_size(shape.type) > 4)
-      shape = {shape.count, ElementType::kF32, ReduceKind::kSum, shape.op_class, shape.tag};
+      shape = {.count = shape.count, .op_class = shape.op_class, .tag = shape.tag};
+    shape.tag ^= 1;  // not of a bucket, whose ops have one size
+    shape.loss_scale = 1;
+    shape.retire = false;
   }
 }
 
@@ -133,7 +211,18 @@ void draw_job(Random* random, Options* options) {
   options->in_flight = static_cast<uint32_t>(random->between(1, 8));
   options->step_ops = static_cast<uint32_t>(random->between(1, 4));
   options->pool_ops = random->pick<uint32_t>({1, 2, 4, 64, 64, 64});
-  draw_program(random, options);
+  options->carry_over = random->chance(0.6);
+  options->carry_max_ops = random->pick<uint32_t>({0, 0, 0, 1, 3});
+  options->fill_own = random->chance(0.5);
+  options->adaptive = nodes > 1 && nodes <= 5 && random->chance(0.15);
+  if (options->adaptive) {
+    options->warmup_ops = static_cast<uint32_t>(random->between(5, 20));
+    options->h_factor = random->real(2, 6);
+    options->compute_spread = random->real(0, 0.3);
+    draw_long_program(random, options);
+  } else {
+    draw_program(random, options);
+  }
   options->hard_deadline = std::max(random->between(2'000, 20'000), least_deadline(*options));
   for (OpShape& shape : options->program) {
     if (shape.deadline == 0) continue;
@@ -141,7 +230,9 @@ void draw_job(Random* random, Options* options) {
                          ? 20'000'000
                          : random->between(options->hard_deadline, 3 * options->hard_deadline);
   }
+  options->hard_deadline_min = options->hard_deadline;
   options->compute = random->between(0, std::min<Micros>(options->hard_deadline, 50'000));
+  if (options->adaptive) options->hard_deadline *= random->between(1, 10);
 }
 
 // How long the program may take, roughly.

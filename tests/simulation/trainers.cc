@@ -44,6 +44,10 @@ bool Cluster::submit_ready(Rank* rank) {
          rank->without_result < options_.in_flight && rank->without_resolved < exchange::kWindow) {
     const uint32_t op = rank->next_op;
     const OpShape& shape = options_.shape_for(rank->id, op);
+    if (const uint32_t tag = gradients_.tag_of(op); shape.retire && tag != Gradients::kNoTag) {
+      rank->retiring = !flushed(rank, op, tag);
+      if (rank->retiring) return any;
+    }
     Call& call = rank->calls[op];
     const size_t bytes = shape.count * element_size(shape.type);
     call.contribution.resize(bytes);
@@ -66,6 +70,7 @@ bool Cluster::submit_ready(Rank* rank) {
     submission.type = shape.type;
     submission.op_class = shape.op_class;
     submission.deadline = shape.deadline;
+    submission.loss_scale = shape.loss_scale;
     submission.contribution = call.contribution.data();
     submission.result = call.result.data();
     submission.cookie = mix(rank->id, op);
@@ -83,6 +88,71 @@ bool Cluster::submit_ready(Rank* rank) {
     }
     schedule_next_call(rank);
     any = true;
+  }
+  return any;
+}
+
+// flush: each rank takes what it owes, and none goes on before all have.
+bool Cluster::flushed(Rank* rank, uint32_t op, uint32_t tag) {
+  if (rank->taken_before != op) {
+    const uint64_t before = rank->taken[tag];
+    if (!take_debts(rank, tag, false)) {
+      if (rank->taken[tag] != before) nodes_[rank->node].wake = network_.now();
+      return false;
+    }
+    rank->taken[tag] = 0;
+    rank->taken_before = op;
+    if (++flushed_[op] == ranks_.size()) {
+      for (Node& node : nodes_) node.wake = network_.now();
+    }
+    last_progress_ = network_.now();
+  }
+  return flushed_[op] == ranks_.size() || nodes_[rank->node].lanes[0]->failed();
+}
+
+// tag_retire: what the rank owes under a tag goes to it. False: fates are open on some lane, ask again later.
+bool Cluster::take_debts(Rank* rank, uint32_t tag, bool last) {
+  const Gradients::Tag& of = gradients_.tags()[tag];
+  exchange::Submission what;
+  what.local_rank = rank->local;
+  what.count = of.shape.count;
+  what.tag = of.shape.tag;
+  what.kind = of.shape.kind;
+  what.type = of.shape.type;
+  std::vector<std::byte> owed(of.shape.count * element_size(accumulator_type(of.shape.type)));
+  bool all = true;
+  for (uint32_t lane = 0; lane < options_.lanes; ++lane) {
+    if ((rank->taken[tag] >> lane & 1) != 0) continue;
+    auto& of_node = *nodes_[rank->node].lanes[lane];
+    if (of_node.failed()) continue;
+    if (!of_node.take_carry(network_.now(), what, owed.data())) {
+      all = false;
+      continue;
+    }
+    rank->taken[tag] |= uint64_t{1} << lane;
+    Taken taken;
+    taken.now = network_.now();
+    taken.rank = rank->id;
+    taken.lane = lane;
+    taken.tag = tag;
+    taken.last = last;
+    taken.owed = owed;
+    for (const auto& checker : checkers_) checker->on_taken(taken);
+    note(hash_bytes(owed), static_cast<uint64_t>(rank->id) << 32 | tag);
+  }
+  return all;
+}
+
+// At the end of its program a rank retires all its tags; queued slots are RESOLVED by that. True: it got something.
+bool Cluster::retire_at_end(Rank* rank) {
+  if (rank->next_op < options_.program.size() || rank->without_result > 0) return false;
+  bool any = false;
+  const uint64_t all = (uint64_t{1} << options_.lanes) - 1;
+  for (uint32_t tag = 0; tag < rank->taken.size(); ++tag) {
+    if (rank->taken[tag] == all) continue;
+    const uint64_t before = rank->taken[tag];
+    take_debts(rank, tag, true);
+    any |= rank->taken[tag] != before;
   }
   return any;
 }
@@ -136,6 +206,7 @@ void Cluster::take_event(uint32_t index, uint32_t lane, const exchange::Event& e
     c.blocks_expected += event.blocks_expected;
     c.blocks_received += event.blocks_received;
     c.blocks_skipped += event.blocks_skipped;
+    c.blocks_filled += event.blocks_filled;
     c.lag = std::max(c.lag, event.lag);
     c.waited = std::max(c.waited, event.lag + event.quorum);
     c.negative_wait |= event.lag < 0 || event.quorum < 0;
