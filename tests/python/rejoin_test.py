@@ -158,11 +158,13 @@ def test_a_rank_that_is_stopped_for_five_seconds(pool, tmp_path):
     when.join()
     for result in results:
         assert result["seconds"] > 5 and result["report"]["rejoins"] == 0, result
-    others = [result["report"] for rank, result in enumerate(results) if rank != 2]
-    for report in others:
-        worst = report["worst_nodes"]
-        assert worst and max(worst, key=worst.get) == "2", worst  # (a JSON key)
-        assert report["wait_ms"]["max"] > 1000, report["wait_ms"]
+    for rank, result in enumerate(results):
+        if rank != 2:
+            longest = result["longest"]
+            print(f"rank {rank}: longest op {longest['total_ms']:.0f} ms, of it {longest['wait_ms']:.0f} ms waiting; "
+                  f"worst_nodes {result['report']['worst_nodes']}")
+            # The others wait for it by lag, and say so. (worst_node is whose PULL came last, which need not be the same.)
+            assert longest["wait_ms"] > 1000 and result["report"]["worst_nodes"]["2"] > 0, result
 
 
 # --- Fallback
