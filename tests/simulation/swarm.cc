@@ -430,6 +430,7 @@ Options mismatch(uint64_t seed) {
     case 2:
       shape.type = static_cast<ElementType>((static_cast<uint32_t>(shape.type) + 1) % kElementTypes);
       shape.kind = ReduceKind::kSum;
+      shape.loss_scale = 1;
       break;
     default:
       shape.op_class = shape.op_class == OpClass::kExact ? OpClass::kConsistent : OpClass::kExact;
