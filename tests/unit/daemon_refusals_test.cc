@@ -91,7 +91,8 @@ TEST(Refusals, OfRanksThatDoNotAgree) {
   };
   EXPECT_EQ(second([](RawClient*, ipc::View*) {}), "joined");
   EXPECT_TRUE(has(second([](RawClient* c, ipc::View*) { c->key_byte = 8; }), "another view or key"));
-  EXPECT_TRUE(has(second([](RawClient*, ipc::View* v) { v->generation = 1; }), "the card is for generation 0"));
+  EXPECT_TRUE(
+      has(second([](RawClient*, ipc::View* v) { v->generation = 1; }), "the card is for generation 0"));
   EXPECT_TRUE(has(second([](RawClient* c, ipc::View*) { c->max_op_bytes = 1 << 17; }),
                   "max_op_bytes or deadline differ"));
 }
