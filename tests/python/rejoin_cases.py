@@ -37,7 +37,7 @@ def survive(rank, world, job, folder, steps=60, pause=0.01, name=None, adam=Fals
             train_some(ddp, optimizer, rank, steps, pause)
             state.sync_buffers(ddp)  # BatchNorm's differ from rank to rank until here
             report, ranks = state.report(), state.world_size
-            longest = max(state.recent(), key=lambda op: op["total_ms"])
+            longest = max(state.recent(), key=lambda op: op["total_ms"], default=None)  # none after a fallback
         loss = float(nn.functional.cross_entropy(ddp(cases.batch(9, 9, 64)[0]), cases.batch(9, 9, 64)[1]))
     return {"digest": digest(ddp, optimizer), "report": report, "said": said, "ranks": ranks, "loss": loss, "longest": longest}
 
