@@ -361,7 +361,8 @@ TEST(BestEffort, HolesAreFilledByRule) {
         for (uint32_t i = 0; i < kMany; ++i) {
           const float a = value(0, op, i), b = value(1, op, i);
           const float hole = own ? 2 * (rank == 0 ? a : b) : 0;
-          ASSERT_TRUE(sum[i] == a + b || sum[i] == a || sum[i] == b || sum[i] == hole)
+          const bool skipped = sum[i] == 0 && completion.blocks_skipped > 0;  // nobody's came by the bound
+          ASSERT_TRUE(sum[i] == a + b || sum[i] == a || sum[i] == b || sum[i] == hole || skipped)
               << "op " << op << " element " << i << ": " << sum[i];
         }
       }

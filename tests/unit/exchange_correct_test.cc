@@ -360,7 +360,6 @@ struct Lag : testing::Test {
       return false;
     };
     net.run(20'000);
-    const Event none;
     EXPECT_EQ(net.lanes[0]->failed(), false);
     return ops;
   }

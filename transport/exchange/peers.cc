@@ -160,7 +160,8 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
     std::snprintf(text, sizeof text, "PEER_LOST: %s is gone, says %s; the job must be joined anew", about,
                   name);
   } else if (status == Status::kViewChanged) {
-    std::snprintf(text, sizeof text, "VIEW_CHANGED: %s has left this view; the job must be joined anew", name);
+    std::snprintf(text, sizeof text, "VIEW_CHANGED: %s has left this view; the job must be joined anew",
+                  name);
   } else {
     std::snprintf(text, sizeof text, "%s: %s ended the job (%s%s%s)", status_name(Status::kAborted), name,
                   status_name(status), about[0] != '\0' ? ", because of " : "", about);
