@@ -232,7 +232,7 @@ if attempt == 0 and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Thread(target=die, daemon=True).start()
 result = rejoin_cases.survive(rank, 2, "elastic", {folder!r}, steps=50, pause=0.02)
-os.write(1, f"DONE {attempt} {rank} {result['digest']}\\n".encode())  # whole: the ranks share the pipe
+os.write(1, ("DONE %d %d %s\\n" % (attempt, rank, result["digest"])).encode())  # whole: the ranks share the pipe
 """
 
 
