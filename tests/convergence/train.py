@@ -16,19 +16,9 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "lib", "python"))
 
 import data  # noqa: E402  pylint: disable=wrong-import-position
 import sluice.torch  # noqa: E402  pylint: disable=wrong-import-position
+from distance import parameter_distance  # noqa: E402  pylint: disable=wrong-import-position
 
 EVALUATIONS = 6
-
-
-def distance_from_outside(model):
-    """Of a rank's parameters from rank 0's, relative; the largest of all ranks. Over Gloo, so that Sluice does not judge
-    itself."""
-    own = torch.cat([p.detach().view(-1) for p in model.parameters()])
-    reference = own.clone()
-    dist.broadcast(reference, 0)
-    distance = ((own - reference).double().norm() / reference.double().norm()).reshape(1)
-    dist.all_reduce(distance, op=dist.ReduceOp.MAX)
-    return float(distance)
 
 
 def accuracy(model, test):
@@ -65,11 +55,11 @@ def train(cell, images, labels, test):
             optimizer.zero_grad(set_to_none=False)
             if (step + 1) % (cell["steps"] // EVALUATIONS) == 0:
                 curve.append([step + 1, accuracy(model, test)])
-        result = {"curve": curve, "accuracies": accuracies(model, test), "distance": distance_from_outside(model)}
+        result = {"curve": curve, "accuracies": accuracies(model, test), "distance": parameter_distance(model)}
         result["drift"] = state.drift(ddp)
         result["report"] = state.report()
         state.resync(ddp, optimizer, force=True)
-        result["resynced"] = distance_from_outside(model)
+        result["resynced"] = parameter_distance(model)
     result["accuracy"] = sum(result["accuracies"]) / world
     return result
 

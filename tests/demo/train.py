@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "lib", "python"))
 import data  # noqa: E402
+from distance import parameter_distance  # noqa: E402
 
 LOCAL_STEPS = 8  # without communication, to know its share
 TRACED_STEPS = 24  # the last ones, of which the report shows one
@@ -72,16 +73,6 @@ def daemon_trace(job):
             before = steps.get(op["op_seq"], {})
             steps[op["op_seq"]] = {**before, **{name: max(us, before.get(name, 0)) for name, us in since.items()}}
     return steps
-
-
-def parameter_distance(model):
-    """Largest relative distance of a rank's parameters from rank 0's; over Gloo, so that it judges Sluice from outside."""
-    own = torch.cat([p.detach().view(-1) for p in model.parameters()])
-    reference = own.clone()
-    dist.broadcast(reference, 0)
-    distance = ((own - reference).double().norm() / reference.double().norm()).reshape(1)
-    dist.all_reduce(distance, op=dist.ReduceOp.MAX)
-    return float(distance)
 
 
 def accuracy(model, images, labels):

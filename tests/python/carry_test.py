@@ -99,22 +99,28 @@ def pool():
         assert running.alive(), "a daemon died:\n" + running.log(0) + running.log(1)
 
 
+def run_complete(pool, case):
+    """What the ranks say of a run without an incomplete round: sums can be compared only then (the case leaves it to us). Rounds
+    have 60 ms, so a busy machine gets five tries."""
+    for _ in range(5):
+        results = pool.run(case)
+        if not any(result["incomplete"] for result in results):
+            return results
+    raise AssertionError(f"{case}: five runs, and rounds of 60 ms were incomplete in each: {results}")
+
+
 @needs_daemons
 def test_nothing_is_lost_when_the_loss_scale_changes(pool):
-    results = pool.run("conserved")
+    results = run_complete(pool, "conserved")
     assert results[1]["uncounted"] > 0, "rank 1 was late: the test shows nothing"
     assert results[1]["carried"] == results[1]["uncounted"] and results[1]["discarded"] == 0 and results[1]["carry_over"]
     assert results[0]["flushed"] == results[1]["flushed"]
-    if any(result["incomplete"] for result in results):
-        pytest.skip("this machine was too busy for rounds of 60 ms: some were incomplete, and then sums cannot be compared")
 
 
 @needs_daemons
 def test_a_checkpoint_keeps_what_is_owed(pool):
-    results = pool.run("resumed")
+    results = run_complete(pool, "resumed")
     assert results[0]["kept"] == results[1]["kept"] and results[0]["kept"][0] > 0
-    if any(result["incomplete"] for result in results):
-        pytest.skip("this machine was too busy for rounds of 60 ms: some were incomplete, and then sums cannot be compared")
 
 
 @needs_daemons

@@ -13,13 +13,13 @@ Errors are subclasses of sluice.Error, and name job, rank, op and cause. Every c
 seconds. A child process must not use what its parent opened: it gets sluice.Forked, and the parent is not harmed.
 """
 from ._core import Buffer, Connection, Job, Report, generate_key
-from ._errors import (AbiMismatch, Aborted, ArenaFull, DaemonLost, Error, Failed, Forked, InvalidArgument, Mismatch, NotSupported,
-                      OpError, OpTimeout, PeerLost, RankTimeout, Refused, SystemFailure, Timeout, TooManyOps, Unreachable,
+from ._errors import (AbiMismatch, Aborted, ArenaFull, DaemonLost, Error, Failed, Forked, InvalidArgument, Mismatch, OpError,
+                      OpTimeout, PeerLost, RankTimeout, Refused, SystemFailure, Timeout, TooManyOps, Unreachable,
                       ViewChanged)
 from ._version import __version__
 
 __all__ = ["AbiMismatch", "Aborted", "ArenaFull", "Buffer", "Connection", "DaemonLost", "Error", "Failed", "Forked",
-           "InvalidArgument", "Job", "Mismatch", "NotSupported", "OpError", "OpTimeout", "PeerLost", "RankTimeout", "Refused",
+           "InvalidArgument", "Job", "Mismatch", "OpError", "OpTimeout", "PeerLost", "RankTimeout", "Refused",
            "Report", "SystemFailure", "Timeout", "TooManyOps", "Unreachable", "ViewChanged", "__version__", "generate_key", "join",
            "library_version", "open"]
 

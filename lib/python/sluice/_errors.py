@@ -84,12 +84,6 @@ class Failed(Error):
     code = "FAILED"
 
 
-class NotSupported(Error, NotImplementedError):
-    """This version cannot do it; the text says which one will, or what to use instead."""
-
-    code = "NOT_SUPPORTED"
-
-
 class OpError(Error):
     """A collective call failed. Attributes: job, rank, op (its number in the job), tag, status (such as "PEER_LOST"),
     and report, the op's Report."""
