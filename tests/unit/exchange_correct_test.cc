@@ -38,6 +38,15 @@ class Correct : public testing::Test {
     EXPECT_EQ(net->submit(node, *calls.back()), Status::kOk);
     return *calls.back();
   }
+  // An op that is INCOMPLETE on node 1, and whose holes are filled after its bound.
+  void fill_too_late(uint32_t seq, Floats of_0, Floats of_1) {
+    cut = {seq};
+    call(0, seq, std::move(of_0));
+    call(1, seq, std::move(of_1));
+    net->run(15'000);
+    cut.clear();
+    net->run(100'000);
+  }
   // The shard of node 0 in op `seq`, as elements [first, last): what node 1 lacks.
   static std::pair<size_t, size_t> missing(uint32_t seq) {
     const Geometry g{.count = kCount, .block_elements = kBlock, .nodes = 2};
@@ -209,23 +218,13 @@ TEST_F(Correct, ResyncDropsThem) {
 TEST_F(Correct, AFullBufferDivergesAndStopsNothing) {
   settings.correction_bytes = 2 * kBlock * sizeof(float);  // two blocks of the three
   start();
-  cut = {0};
-  call(0, 0, ramp(1));
-  call(1, 0, ramp(1));
-  net->run(15'000);
-  cut.clear();
-  net->run(100'000);
+  fill_too_late(0, ramp(1), ramp(1));
   ASSERT_EQ(missing(0).second - missing(0).first, 3U * kBlock);
   EXPECT_EQ(resolved(1, 0), Status::kDiverged);
   EXPECT_EQ(net->event(1, 0, kEventResolved).ranges_total, 1U);
   EXPECT_GT(net->lanes[0]->peer(1).done, 0U);
   // The room is free again: the two blocks of op 1 fit.
-  cut = {1};
-  call(0, 1, ramp(1));
-  call(1, 1, ramp(1));
-  net->run(15'000);
-  cut.clear();
-  net->run(100'000);
+  fill_too_late(1, ramp(1), ramp(1));
   EXPECT_EQ(resolved(1, 1), Status::kIncomplete);
   call(0, 2, ramp(1));
   call(1, 2, ramp(1));
@@ -237,26 +236,16 @@ TEST_F(Correct, AFullBufferDivergesAndStopsNothing) {
 TEST_F(Correct, WithoutPagesToSpareItDiverges) {
   settings.pool_bytes = 1;  // the least: what the largest op needs
   start();
-  cut = {0};
-  call(0, 0, ramp(1));
-  call(1, 0, ramp(1));
-  net->run(15'000);
-  cut.clear();
-  net->run(100'000);
+  fill_too_late(0, ramp(1), ramp(1));
   EXPECT_EQ(resolved(1, 0), Status::kDiverged);
   expect_idle();
 }
 
 TEST_F(Correct, WhatIsNotFiniteCannotBeCorrected) {
   start();
-  cut = {0};
   Floats values = ramp(1);
   values[missing(0).first + 1] = std::numeric_limits<float>::infinity();
-  call(0, 0, values);
-  call(1, 0, ramp(1));
-  net->run(15'000);
-  cut.clear();
-  net->run(100'000);
+  fill_too_late(0, values, ramp(1));
   EXPECT_EQ(resolved(1, 0), Status::kDiverged);
   call(1, 1, ramp(1));
   call(0, 1, ramp(1));
