@@ -42,6 +42,12 @@ std::string open_section(std::string_view before, std::string_view section, std:
   return out;
 }
 
+std::string quoted(const std::string& value) {
+  YAML::Emitter out;
+  out << YAML::DoubleQuoted << value;
+  return out.c_str();
+}
+
 // A scalar with quotes where YAML needs them.
 std::string scalar(const std::string& value) {
   const bool plain =
@@ -49,10 +55,7 @@ std::string scalar(const std::string& value) {
       value.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789./_:+-") ==
           std::string::npos &&
       value.front() != '-' && value.back() != ':' && !YAML::IsNullString(value);
-  if (plain) return value;
-  YAML::Emitter out;
-  out << YAML::DoubleQuoted << value;
-  return out.c_str();
+  return plain ? value : quoted(value);
 }
 
 std::string yaml_value(const Key& key, const Config& config) {
@@ -127,11 +130,11 @@ std::string print_config(const Loaded& loaded) {
   out += "peers:\n";
   for (const PeerGroup& group : loaded.config.peers) {
     std::vector<std::string> jobs;
-    for (const std::string& job : group.jobs) jobs.push_back(fmt::format("\"{}\"", job));
+    for (const std::string& job : group.jobs) jobs.push_back(quoted(job));
     out += fmt::format("{:<48} # {}\n    nodes:\n", fmt::format("  - jobs: [{}]", fmt::join(jobs, ", ")),
                        group.where);
     for (const PeerGroup::Node& node : group.nodes) {
-      out += fmt::format("      - {{ address: \"{}\", ranks: {} }}\n", node.address, node.ranks);
+      out += fmt::format("      - {{ address: {}, ranks: {} }}\n", quoted(node.address), node.ranks);
     }
   }
   return out;

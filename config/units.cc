@@ -135,7 +135,13 @@ Result<double> parse_ratio(std::string_view text) {
   return value;
 }
 
-std::string format_ratio(double value) { return fmt::format("{}", value); }
+std::string format_ratio(double value) {
+  // Never with an exponent, which parse_ratio does not take; the shortest digits that read back to the same.
+  std::array<char, 512> text;  // the longest is the smallest denormal: 0. and 324 more
+  const auto [end, error] =
+      std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+  return {text.data(), end};
+}
 
 Result<bool> parse_bool(std::string_view text) {
   for (const char* yes : {"yes", "true", "on"}) {

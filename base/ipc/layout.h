@@ -86,8 +86,8 @@ struct Completion {
   uint16_t late_nodes = 0;        // nodes whose pushes some owner did not count in full, as far as seen here
   uint16_t worst_node = UINT16_MAX;  // the node that this op waited for last (index in the view); 65535: none
   uint32_t lag_us = 0;               // of wait_us: for admission (protocol, section 3)
-  uint64_t bytes_sent = 0;        // datagram bytes that this lane sent for this op (all local ranks together)
-  uint32_t blocks_filled = 0;     // best_effort: of the result, filled by rule
+  uint64_t bytes_sent = 0;     // datagram bytes that this lane sent for this op until now (all local ranks)
+  uint32_t blocks_filled = 0;  // best_effort: of the result, filled by rule
   uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory for it
   uint64_t unused[7] = {};        // to whole cache lines
 };

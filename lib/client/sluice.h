@@ -263,7 +263,7 @@ typedef struct sluice_report {
   uint32_t total_us, wait_us, lag_us, push_us;
   uint32_t late_nodes;    /* nodes not counted in full, as far as seen here */
   uint32_t worst_node;    /* waited for last; UINT32_MAX: none */
-  uint64_t bytes_sent;    /* datagram bytes of this node for this op */
+  uint64_t bytes_sent;    /* datagram bytes of this node for this op, until it completed */
   uint32_t missing_total; /* ranges missing (INCOMPLETE); the first 16 are listed */
   uint32_t missing_count;
   sluice_range missing[16];

@@ -2,6 +2,7 @@
 // is printed of a good one reads back to the same.
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 #include "base/assert.h"
@@ -15,7 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const Problem& problem : loaded.problems)
     SLUICE_ASSERT(!problem.what.empty() && !problem.where.empty());
   if (!loaded.ok()) return 0;
-  const Loaded again = load_texts({{"p.yaml", print_config(loaded)}});
+  const std::string printed = print_config(loaded);
+  const Loaded again = load_texts({{"p.yaml", printed}});
+  if (!again.ok()) std::fprintf(stderr, "%s%s", again.problems_text().c_str(), printed.c_str());
   SLUICE_ASSERT(again.ok());
   for (const Key& key : keys())
     SLUICE_ASSERT(format_value(key, loaded.config) == format_value(key, again.config));

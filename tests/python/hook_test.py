@@ -113,12 +113,16 @@ def test_learns_as_well(pool, op_class):
 
 
 def test_report(pool):
-    for rank, result in enumerate(pool.run("reported")):
+    results = pool.run("reported")
+    # What a node sends for an op before it has the result is its push for the other's shard at least; all pushes
+    # together are every element once (which half a node pushes turns with the op, so no node need send half).
+    assert sum(result["report"]["bytes_sent"] for result in results) > results[0]["report"]["bytes"]
+    for rank, result in enumerate(results):
         report, recent = result["report"], result["recent"]
         assert (report["rank"], report["world_size"], report["nodes"], report["op_class"]) == (rank, 2, 2, "consistent")
         assert report["ops"] == report["buckets"] == sum(tag["ops"] for tag in report["tags"].values()) == len(recent) > 4
         gradients = sum(tag["elements"] * tag["ops"] for tag in report["tags"].values()) * 4
-        assert report["bytes"] == gradients and report["bytes_sent"] > gradients / 2
+        assert report["bytes"] == gradients and report["bytes_sent"] > 0
         assert 0 < report["round_ms"]["p50"] <= report["round_ms"]["p99"] <= report["round_ms"]["max"]
         assert report["blocks_received"] == report["blocks_expected"] > 0 and report["approximated_ratio"] == 0
         assert report["error"] is None and not report["needs_resync"]

@@ -259,6 +259,75 @@ TEST(Loader, FaultsAreMeant) {
   EXPECT_EQ(one("transport: {faults: {full: 1}}").problems.size(), 1U) << "nothing would ever leave";
 }
 
+// A ratio of 1e-05 was once printed in a form that the loader refuses.
+TEST(Table, WhatIsAcceptedIsPrintedInAFormThatIsAccepted) {
+  const char* texts[] = {"0",
+                         "-0",
+                         "1",
+                         "7",
+                         "65535",
+                         "4294967295",
+                         "0.00001",
+                         "0.1",
+                         "0.30000000000000004",
+                         "1.25",
+                         "99.999999",
+                         "0.0000000000000000000000000000000000000000000000000000000000000000000000000001",
+                         "1us",
+                         "1.5ms",
+                         "90s",
+                         "7min",
+                         "1h",
+                         "64KiB",
+                         "65537",
+                         "3MB",
+                         "1GiB",
+                         "1500kbit",
+                         "2.5gbit",
+                         "auto",
+                         "off",
+                         "none",
+                         "0o640",
+                         "0777",
+                         "0,2-3",
+                         "a \"b\" \\ #c: d",
+                         "-",
+                         "---",
+                         "...",
+                         ":",
+                         "::",
+                         "~",
+                         "null",
+                         "?",
+                         "[x]",
+                         "*",
+                         "&a",
+                         "=",
+                         "<<",
+                         "\xC3\xA9",
+                         "\xF0\x9F\x9A\xA8",
+                         " x ",
+                         "true",
+                         "0x10"};
+  int tried = 0;
+  for (const Key& key : keys()) {
+    if (key.kind == Kind::kPeers) continue;
+    for (const char* text : texts) {
+      Loaded loaded = load_texts({}, {});
+      if (!set_value(key, text, &loaded.config).ok()) continue;
+      ++tried;
+      // The rules between keys may be broken by this one value; what it reads back as is what counts.
+      const Loaded again = load_texts({{"p.yaml", print_config(loaded)}});
+      for (const Problem& problem : again.problems)
+        EXPECT_EQ(problem.where.find(':', 7),
+                  std::string::npos)  // p.yaml:line:column is where a value is wrong
+            << key.name << " " << text << ": " << to_string(problem);
+      EXPECT_EQ(format_value(key, again.config), format_value(key, loaded.config)) << text;
+    }
+  }
+  EXPECT_GT(tried, 300);
+}
+
 TEST(Loader, SuggestsTheNearestName) {
   EXPECT_EQ(problem_of("transport:\n  prot: 9470\n"),
             "s.yaml:2:3: transport.'prot': no such key; did you mean 'port'?");
@@ -314,6 +383,12 @@ TEST(Loader, Peers) {
   EXPECT_EQ(loaded.config.peers[0].nodes[0].ranks, 2U);
   EXPECT_EQ(loaded.config.peers[0].nodes[1].ranks, 1U);
   EXPECT_EQ(loaded.config.peers[0].nodes[1].address, "[fd00::2]:9470");
+  const Loaded odd =
+      one("peers: [{jobs: 'a\"b\\', nodes: [{address: 10.0.0.1:9470}]}]\nsecurity: {sealing: none}\n");
+  ASSERT_TRUE(odd.ok()) << odd.problems_text();
+  const Loaded odd_again = one(print_config(odd));
+  ASSERT_TRUE(odd_again.ok()) << odd_again.problems_text();
+  EXPECT_EQ(odd_again.config.peers[0].jobs, (std::vector<std::string>{"a\"b\\"}));
 
   EXPECT_NE(problem_of("peers:\n  - jobs: a\n    nodes: [{address: node1:9470}]\nsecurity: {sealing: none}\n")
                 .find("s.yaml:3:13: peers[].nodes[].address: "),

@@ -47,7 +47,7 @@ class Report:
                   rule), blocks_discarded (of carry-over)
     total_ms, wait_ms, lag_ms, push_ms
     late_nodes    how many nodes were not counted in full; worst_node: the one waited for last, or None
-    bytes_sent    datagram bytes of this node for this op
+    bytes_sent    datagram bytes of this node for this op, until its result was complete
     missing       [(first element, elements, owner)], at most 16; missing_total: how many there are
     text          one line for a person, "" when all is well
     """
