@@ -113,6 +113,7 @@ void ConservationChecker::at_end(const RunEnd& end) {
     node_of_rank.insert(node_of_rank.end(), options_.ranks_of_node[node], node);
   }
   std::vector<std::string> example(options_.nodes());
+  facts_.elsewhere.assign(options_.ranks(), std::vector<uint32_t>(options_.program.size()));
   bool unreadable = false;
   for (uint32_t tag = 0; tag < books_.size(); ++tag) {
     const Gradients::Tag& of = gradients_.tags()[tag];
@@ -126,10 +127,10 @@ void ConservationChecker::at_end(const RunEnd& end) {
         ++facts_.contributions;
         const size_t index = block * contributions + contribution;
         const uint8_t place = books_[tag].place[index];
-        if (place == kApplied) {
-          const uint32_t own = of.ops[contribution / options_.ranks()];
-          ++(books_[tag].settled[index] == own ? facts_.in_own_op : facts_.later);
-        }
+        const uint32_t own = of.ops[contribution / options_.ranks()];
+        const bool in_own_op = place == kApplied && books_[tag].settled[index] == own;
+        if (place == kApplied) ++(in_own_op ? facts_.in_own_op : facts_.later);
+        if (!in_own_op) ++facts_.elsewhere[contribution % options_.ranks()][own];
         if (place != kNowhere) continue;
         const uint32_t node = node_of_rank[contribution % options_.ranks()];
         if (missing[node]++ == 0) example[node] = what(tag, block, contribution);

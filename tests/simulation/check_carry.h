@@ -27,6 +27,8 @@ class ConservationChecker : public Checker {
   struct Facts {
     uint64_t contributions = 0;  // blocks of one rank in one op
     uint64_t in_own_op = 0, later = 0, carried = 0, discarded = 0;
+    std::vector<std::vector<uint32_t>>
+        elsewhere;  // by rank and op: blocks of its own that are not in that op
   };
   const Facts& facts() const { return facts_; }
 

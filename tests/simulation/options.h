@@ -59,6 +59,7 @@ struct Options {
   std::vector<OpShape> program;
   uint32_t in_flight = 2;       // ops that a rank has submitted without their result
   uint32_t step_ops = 1;        // ops between two computations
+  bool step_waits = false;      // a computation begins when all results of the step before are in
   Micros compute = 500;         // mean time of a computation
   double compute_spread = 0.2;  // +- share of it
   double late_share = 0;        // ops of one rank that are submitted late ...

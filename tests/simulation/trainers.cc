@@ -15,6 +15,10 @@ constexpr size_t kReleasedKept = 128;  // slots that are looked at once more, mu
 // When the rank will call its next op: after its computation at the start of a step, else soon after the call before.
 void Cluster::schedule_next_call(Rank* rank) {
   if (rank->next_op >= options_.program.size()) return;
+  if (options_.step_waits && rank->next_op % options_.step_ops == 0 && rank->without_result > 0) {
+    rank->ready = kNever;  // until the last result
+    return;
+  }
   // By what the call is and not by when it is made, so that a change of the protocol does not change the trainers.
   Prng luck(mix(options_.seed, static_cast<uint64_t>(rank->id) << 32 | rank->next_op));
   const double slow = options_.slowness.empty() ? 1 : options_.slowness[rank->id];
@@ -216,6 +220,7 @@ void Cluster::take_event(uint32_t index, uint32_t lane, const exchange::Event& e
     if (++call.lanes_result == options_.lanes) {
       for (const auto& checker : checkers_) checker->on_result(c);
       --rank.without_result;
+      if (rank.ready == kNever) schedule_next_call(&rank);
       ++facts_.results[static_cast<size_t>(c.status)];
       facts_.lag_max = std::max(facts_.lag_max, c.lag);
       if (c.lag > 1000) ++facts_.results_waited_lag;

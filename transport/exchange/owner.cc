@@ -147,13 +147,16 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
 }
 
 // Early exit (section 4): after t_q, once the tails of all announced contributors and of at least half of the nodes are
-// here, a shard waits only a share of t_C for what is missing, and begins anew with each block that still comes.
+// here, a shard waits only a share of t_C for what is missing, and begins anew with each block that still comes. For a
+// trainer that is late, and of which nothing is heard yet, it waits until t_q + P/2.
 void LaneImpl::look_for_exit(Op* op, Micros now) {
   if (!op->bounded || op->complete == 0 || op->quorum == 0 || op->owner != Op::Owner::kOpen) return;
   uint32_t tails = 0;
   Micros slowest = 0;
+  bool silent = false;  // a node has announced nothing yet
   for (uint32_t node = 0; node < n; ++node) {
     const NodeOp& x = op->nodes[node];
+    silent |= !x.contributes && !x.receives;
     const bool seen = x.tail_seen || (op->lane_blocks > 0 && x.received == op->lane_blocks);
     if (x.contributes && !seen) return;
     tails += seen ? 1 : 0;
@@ -161,6 +164,7 @@ void LaneImpl::look_for_exit(Op* op, Micros now) {
   }
   if (2 * tails < n) return;
   op->exit_at = now + std::max(op->complete * op->exit_share / 100, 3 * slowest);
+  if (silent) op->exit_at = std::max(op->exit_at, op->quorum + op->push_budget / 2);
   op->wake_at(op->exit_at);
 }
 
