@@ -8,7 +8,11 @@ namespace sluice::simulation {
 
 ConservationChecker::ConservationChecker(const Options& options, const Gradients& gradients,
                                          Violations* violations)
-    : Checker(violations), options_(options), gradients_(gradients), books_(gradients.tags().size()) {
+    : Checker(violations),
+      options_(options),
+      gradients_(gradients),
+      books_(gradients.tags().size()),
+      ahead_(options.ranks(), std::vector<uint32_t>(options.program.size(), 0)) {
   for (size_t tag = 0; tag < books_.size(); ++tag) {
     const Gradients::Tag& of = gradients.tags()[tag];
     const size_t blocks = gradients.blocks(of.shape);
@@ -48,10 +52,8 @@ void ConservationChecker::applied(uint32_t op, uint32_t block, const Recovered& 
   const uint32_t tag = gradients_.tag_of(op);
   if (tag == Gradients::kNoTag) return;
   for (const uint32_t contribution : value.in) {
-    const uint32_t step = contribution / options_.ranks();
-    // A slot that was queued may join an op before its own, when that is still open on its node: not further than a rank
-    // has ops in flight.
-    if (step > gradients_.step_of(op) + options_.in_flight) {
+    // What is owed may join an op before its own that its node has not frozen yet (section 7): within max_lag.
+    if (gradients_.tags()[tag].ops[contribution / options_.ranks()] >= op + options_.max_lag) {
       violation("op " + std::to_string(op) + " has " + what(tag, block, contribution) +
                 ", which comes later");
     }
@@ -67,10 +69,6 @@ void ConservationChecker::on_taken(const Taken& taken) {
   g.block_elements = gradients_.block_elements(of.shape);
   g.nodes = options_.nodes();
   g.lanes = options_.lanes;
-  // (A rank that stays a step behind the others of its own node is not held to it.)
-  const bool alone = options_.ranks() == options_.nodes();
-  uint32_t late = 0;
-  for (size_t i = 0; i < of.ops.size(); ++i) late += of.ops[i] >= first_ok_ ? 1 : 0;
   for (uint32_t shard = 0; shard < g.nodes; ++shard) {
     for (uint32_t i = taken.lane; i < g.shard_blocks(shard); i += options_.lanes) {
       const auto block = static_cast<uint32_t>(g.shard_first(shard) + i);
@@ -87,8 +85,8 @@ void ConservationChecker::on_taken(const Taken& taken) {
         }
         put(taken.tag, block, contribution, kCarried, 0);
         ++facts_.carried;
-        if (alone && taken.last && late >= 4 && options_.pool_ops >= exchange::kWindow &&
-            of.ops[contribution / options_.ranks()] < first_ok_) {
+        if (taken.last && options_.pool_ops >= exchange::kWindow &&
+            should_be_drained(taken.tag, contribution)) {
           violation("I6: " + what(taken.tag, block, contribution) +
                     " is still owed, though the network is well since before op " +
                     std::to_string(first_ok_));
@@ -96,6 +94,22 @@ void ConservationChecker::on_taken(const Taken& taken) {
       }
     }
   }
+}
+
+// Has the tag had four more ops, of those that nobody had called when the rank called this one and the network was well?
+// (A rank may be behind the others by as much as it likes within max_lag; its last ones have no op to go with.)
+bool ConservationChecker::should_be_drained(uint32_t tag, uint32_t contribution) const {
+  const Gradients::Tag& of = gradients_.tags()[tag];
+  const uint32_t op = of.ops[contribution / options_.ranks()];
+  const uint32_t after =
+      std::max(first_ok_, ahead_[contribution % options_.ranks()][op] + 1 + 2 * options_.in_flight);
+  if (first_ok_ == UINT32_MAX || op >= first_ok_) return false;
+  return std::count_if(of.ops.begin(), of.ops.end(), [&](uint32_t later) { return later >= after; }) >= 4;
+}
+
+void ConservationChecker::on_submit(Micros /*now*/, uint32_t rank, uint32_t op, Status /*answer*/) {
+  furthest_ = std::max(furthest_, op);
+  ahead_[rank][op] = furthest_;
 }
 
 void ConservationChecker::on_heal(Micros /*now*/, uint32_t last_op_submitted) {

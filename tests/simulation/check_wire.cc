@@ -160,7 +160,7 @@ void QuorumChecker::on_submit(Micros /*now*/, uint32_t rank, uint32_t op, Status
 
 void QuorumChecker::on_sent(const Sent& sent) {
   const uint32_t op = sent.header.op_seq;
-  if (op >= ranks_.size() || (options_.carry_over && options_.lanes > 1)) return;
+  if (op >= ranks_.size()) return;
   // A node that owes something under the tag of an op contributes it without a call (protocol, section 7).
   if (static_cast<Type>(sent.header.type) == Type::kPush) {
     ranks_[op][sent.node] = std::max<uint32_t>(ranks_[op][sent.node], sent.header.ranks);

@@ -208,6 +208,29 @@ TEST_F(Carry, ASkippedBlockIsZeroAndCarriedByAll) {
   }
 }
 
+// A rank behind the others: when its op 0 comes to be owed, op 1 is open here already, and takes it along.
+TEST_F(Carry, WhatComesToBeOwedGoesWithAnOpThatIsOpen) {
+  start({0, 1, 2});
+  const auto first = call<float>(0, 0, Floats(900, 1), ElementType::kF32);
+  call<float>(1, 0, Floats(900, 2), ElementType::kF32);
+  net->run(20'000);
+  EXPECT_EQ(first->out, Floats(900, 3));
+  const auto second = call<float>(0, 1, Floats(900, 10), ElementType::kF32);
+  call<float>(1, 1, Floats(900, 20), ElementType::kF32);
+  net->run(1'000);
+  const auto late = call<float>(2, 0, Floats(900, 100), ElementType::kF32);
+  net->run(20'000);
+  EXPECT_EQ(late->out, Floats(900, 3));
+  EXPECT_EQ(second->out, Floats(900, 130));
+  EXPECT_FALSE(
+      net->has_event(2, 0, kEventResolved));  // the fate comes with the own call of the op that took it
+  const auto own = call<float>(2, 1, Floats(900, 200), ElementType::kF32);
+  net->run(20'000);
+  EXPECT_EQ(net->event(2, 0, kEventResolved).blocks_uncounted, 0U);
+  EXPECT_EQ(owed(2, own->submission), Floats(900, 200));
+  EXPECT_TRUE(net->lanes[2]->drained());
+}
+
 TEST_F(Uncounted, CarryThatIsTooLongGoes) {
   settings.carry_max_norm = 2;
   start({0, 1});

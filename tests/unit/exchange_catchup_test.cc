@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tests/unit/exchange_support.h"
+#include "transport/exchange/policy.h"
 
 namespace sluice::exchange {
 namespace {
@@ -171,6 +172,23 @@ TEST_F(Catchup, AClassIsMeasuredAndGetsADeadline) {
   for (uint32_t node = 0; node < 3; ++node) call(node, 420, 1, 900);
   net->run(30'000);
   EXPECT_EQ(net->event(1, 420, kEventResult).status, Status::kIncomplete);
+}
+
+// A pulse is small: were its blocks shared out as those of an op, most lanes would have none, and so no bounds.
+TEST_F(Catchup, EachLaneHasBoundsOfItsOwn) {
+  settings.adaptive = true;
+  settings.lanes = 2;
+  settings.lane = 1;
+  start({0, 1, 2});
+  for (uint32_t seq = 0; seq < 320; ++seq) {
+    for (uint32_t node = 0; node < 3; ++node) call(node, seq, 1, 12 * kBlock);
+    net->run(3'000);
+    calls.clear();
+  }
+  const Bounds bounds = net->lanes[0]->bounds();
+  EXPECT_GT(bounds.policy, 0U);
+  EXPECT_GT(bounds.hard[size_class(12 * kBlock * sizeof(float))], 0);
+  for (uint32_t node = 1; node < 3; ++node) EXPECT_EQ(net->lanes[node]->bounds().policy, bounds.policy);
 }
 
 // A tail that is seen from all and a block that is missing from one: the shard waits a share of t_C, not for P.

@@ -89,7 +89,7 @@ uint32_t LaneImpl::carry_limit(const TagState& tag) const {
 // An op that a peer opened: do our ranks owe something under its tag? Then this node contributes it, submit or not.
 void LaneImpl::look_for_debts(Op* op, Micros now) {
   if (!op->carries || op->local || op->owing) return;
-  uint16_t owing = 0;
+  if (op->quorum != 0 && now >= op->quorum + op->push_budget) return;  // its owners have closed
   for (TagState& tag : tags_seen_) {
     // Under a loss scale what is owed can only be sent with a submit, which says the scale of the op.
     if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.scaled) continue;
@@ -103,15 +103,23 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
       op->trace.tag = tag.tag;
       set_bounds(op, size_class(tag.count * element_size(tag.type)));
     }
-    ++owing;
     op->owing = op->bounded;  // an op that warms up waits for every submit, which takes the debts along
   }
   if (!op->owing) return;
-  announced(op, self, true, false, owing, now);
+  // How many ranks will be in it shows at the freeze: until then what they owe may have gone with an earlier op.
+  announced(op, self, true, false, 1, false, now);
   announce_all(op);
   op->announce_again = now + kAgain;
   op->wake_at(op->announce_again);
   if (op->quorum != 0) set_late_wait(op);
+}
+
+// Something is owed that was not before: ops that are open here already may take it along.
+void LaneImpl::offer_debts(Micros now) {
+  new_debts_ = false;
+  for (uint32_t seq = base_; seq < end_; ++seq) {
+    if (Op* op = find(seq); op != nullptr && op->described && !op->disputed) look_for_debts(op, now);
+  }
 }
 
 void LaneImpl::set_late_wait(Op* op) {
@@ -255,6 +263,7 @@ bool LaneImpl::owe(TagState* tag, const CarryPages& pages, uint32_t bit, uint64_
   } else {
     return false;
   }
+  new_debts_ = true;
   return true;
 }
 
@@ -431,7 +440,7 @@ void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
     }
     return;
   }
-  receiver.queued = true;
+  receiver.queued = new_debts_ = true;
   ++counters.slots_queued;
   tag->queued.push_back({.op_seq = op->seq,
                          .cookie = receiver.submission.cookie,

@@ -14,7 +14,7 @@ using wire::Drop;
 void LaneImpl::first_admission(Op* op, Micros now) {
   // With its own shard closed the contribution comes too late for everybody: results only (section 7).
   op->wholly_late = op->lane_blocks > 0 && op->owner == Op::Owner::kClosed;
-  announced(op, self, !op->wholly_late && !op->frozen, true, op->held, now);
+  announced(op, self, !op->wholly_late && !op->frozen, true, op->held, false, now);
   announce_all(op);
   op->announce_again = now + kAgain;
   op->wake_at(op->announce_again);
@@ -77,6 +77,14 @@ void LaneImpl::freeze(Op* op, Micros now) {
       }
     }
     if (x.push_sent < blocks) ++op->pushes_open;
+  }
+  // It counts for t_q with all that is in it (section 4). A PUSH says so to an owner; where nothing is pushed, and ranks
+  // without a submit are in it, an ANNOUNCE does.
+  count_for_quorum(op, self, op->frozen_ranks, true, now);
+  if (op->carries && op->frozen_ranks > op->held) {
+    announce_all(op);
+    op->announce_again = now + kAgain;
+    op->wake_at(op->announce_again);
   }
   if (op->lane_blocks > 0) {
     if (op->owner == Op::Owner::kOpen) {
@@ -211,7 +219,7 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
   uint32_t blocks = 0, sent = 0, start = 0;
   if (mine) {
     if (const Drop drop = describe_from(header, now, &op); drop != Drop::kNone) return drop;
-    announced(op, node, false, true, 0, now);
+    announced(op, node, false, true, 0, false, now);
     if (op->owner != Op::Owner::kClosed) return Drop::kNone;  // nothing to send yet
     blocks = op->lane_blocks;
     start = op->pull_start;
@@ -236,13 +244,14 @@ Drop LaneImpl::on_request(const wire::PacketView& packet, Micros now) {
     ++(mine ? op->pulls_open : op->pushes_open);
     return Drop::kNone;
   }
+  const Stripe here = stripe_of(header.op_seq);
   bool any = false;
   for (size_t i = 0; i < bitmap.size(); ++i) {
     for (auto bits = static_cast<uint8_t>(bitmap[i]); bits != 0; bits &= static_cast<uint8_t>(bits - 1)) {
       const uint32_t block =
           header.block + static_cast<uint32_t>(8 * i) + static_cast<uint32_t>(std::countr_zero(bits));
-      if (block % settings.lanes != settings.lane || block / settings.lanes >= blocks) continue;
-      const uint32_t stripe = block / settings.lanes;
+      if (!here.has(block) || here.index(block) >= blocks) continue;
+      const uint32_t stripe = here.index(block);
       if ((stripe + blocks - start) % blocks >= sent) continue;  // its first sending is still to come
       if (!repairs_.push(
               {.op_seq = op->seq, .stripe = stripe, .node = static_cast<uint16_t>(node), .push = !mine}))

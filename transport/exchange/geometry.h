@@ -11,6 +11,15 @@
 
 namespace sluice::exchange {
 
+// The blocks of a shard that a lane serves: every `lanes`-th, from block `lane` on, numbered 0, 1, ...
+struct Stripe {
+  uint32_t lanes = 1;
+  uint32_t lane = 0;
+  bool has(uint32_t block) const { return block % lanes == lane; }
+  uint32_t index(uint32_t block) const { return block / lanes; }
+  uint32_t block(uint32_t index) const { return index * lanes + lane; }
+};
+
 struct Geometry {
   uint64_t count = 0;           // elements of the tensor
   uint32_t block_elements = 1;  // E

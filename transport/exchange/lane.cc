@@ -9,14 +9,17 @@
 namespace sluice::exchange {
 namespace {
 
-// Units that the largest op can need at once: the own shard, and for `exact` early arrivals of every other node.
+// Units that the largest op can need at once: the own shard, and for `exact` early arrivals of every other node. With
+// deadlines that adapt, pulses are open beside it.
 uint32_t largest_op_units(const Settings& settings) {
   const auto n = static_cast<uint64_t>(settings.members.size());
   const uint64_t block_bytes = settings.payload - wire::kVerdictReserve;
   const uint64_t blocks = settings.max_op_bytes / block_bytes + 1;
   const uint64_t stripe = (blocks + n - 1) / n / settings.lanes + 1;
   const uint64_t units = 2 * stripe / kUnitBlocks + 1;  // 16-bit types: accumulators are twice as wide
-  return static_cast<uint32_t>(std::min<uint64_t>(units * n, UINT32_MAX / 2));
+  const uint64_t pulse_blocks = kPulseWords * sizeof(int64_t) / block_bytes + 2;  // of a shard
+  const uint64_t pulses = settings.adaptive ? kPulseWindow * ((pulse_blocks - 1) / kUnitBlocks + 1) : 0;
+  return static_cast<uint32_t>(std::min<uint64_t>((units + pulses) * n, UINT32_MAX / 2));
 }
 
 uint32_t count_ranks(const Settings& settings, uint32_t node) {
@@ -158,7 +161,8 @@ Op* LaneImpl::open(uint32_t seq, Micros now) {
 
 bool LaneImpl::describe(Op* op, OpClass op_class, ReduceKind kind, ElementType type, uint32_t fingerprint,
                         uint32_t shard_blocks, uint32_t describer) {
-  const uint32_t lane_blocks = Geometry::lane_blocks(shard_blocks, settings.lanes, settings.lane);
+  const uint32_t lane_blocks =
+      Geometry::lane_blocks(shard_blocks, stripe_of(op->seq).lanes, stripe_of(op->seq).lane);
   const bool wide = element_size(accumulator_type(type)) > element_size(type);
   const uint32_t unit_blocks = wide ? kUnitBlocks / 2 : kUnitBlocks;
   const uint32_t units = (lane_blocks + unit_blocks - 1) / unit_blocks;
@@ -321,8 +325,8 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   geometry.count = submission.count;
   geometry.block_elements = wire::elements_per_block(settings.payload, submission.type);
   geometry.nodes = n;
-  geometry.lanes = settings.lanes;
-  geometry.lane = settings.lane;
+  geometry.lanes = stripe_of(submission.op_seq).lanes;
+  geometry.lane = stripe_of(submission.op_seq).lane;
 
   Op* op = find(submission.op_seq);
   const bool fresh = op == nullptr;
@@ -384,7 +388,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
     }
   } else if (!op->frozen && op->op_class == OpClass::kConsistent) {
     // One rank more that may count for the quorum: the others hear of it with the next ANNOUNCE.
-    announced(op, self, !op->wholly_late, true, op->held, now);
+    announced(op, self, !op->wholly_late, true, op->held, false, now);
     op->announce_again = std::min(op->announce_again, now + kAgain);
     op->wake_at(op->announce_again);
   }
@@ -519,6 +523,7 @@ void LaneImpl::through(Op* op, uint32_t node, Micros now) {
 
 // Moves `done` and `base`, retires ops, admits what waited. Only at the end of a call: ops go away here.
 void LaneImpl::settle(Micros now) {
+  if (new_debts_ && !failed) offer_debts(now);
   while (settle_) {
     settle_ = false;
     if (failed) {
@@ -560,9 +565,10 @@ void LaneImpl::settle(Micros now) {
       }
       peers[self].base = base_;
       pump_pending(now);
-      begin_pulse(now);
     }
     settle_pulses();
+    while (begin_pulse(now)) {  // also when only the window of pulses has moved
+    }
   }
   counters.pool_used_bytes = pool_.used_bytes();
 }

@@ -143,6 +143,10 @@ class LaneImpl {
   friend class Lane;
   // --- lane.cc ---
   static bool is_pulse(uint32_t seq) { return (seq & wire::kDaemonOps) != 0; }
+  // Client ops are shared out among the lanes by blocks. A pulse is the lane's own: all blocks are here.
+  Stripe stripe_of(uint32_t seq) const {
+    return is_pulse(seq) ? Stripe{} : Stripe{settings.lanes, settings.lane};
+  }
   Op& slot_of(uint32_t seq);
   Op* find(uint32_t seq);
   // Open ops from base on, then pulses; nullptr where none is open.
@@ -180,7 +184,8 @@ class LaneImpl {
   // --- owner.cc ---
   wire::Drop on_announce(const wire::PacketView& packet, Micros now);
   wire::Drop on_push(const wire::PacketView& packet, Micros now);
-  void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now);
+  void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, bool frozen,
+                 Micros now);
   void count_for_quorum(Op* op, uint32_t node, uint16_t ranks, bool counts, Micros now);
   void wants_pull(Op* op, uint32_t node);
   void look_for_exit(Op* op, Micros now);
@@ -221,6 +226,7 @@ class LaneImpl {
   CarryPages pages_of(const TagState& tag);
   uint32_t carry_limit(const TagState& tag) const;
   void look_for_debts(Op* op, Micros now);
+  void offer_debts(Micros now);
   void set_late_wait(Op* op);
   bool too_long(const Op& op, const Receiver& receiver, TagState* tag);
   void take_debts(Op* op, uint32_t local_rank);
@@ -289,7 +295,7 @@ class LaneImpl {
   const Policy& policy_for(uint32_t seq) const;
   Bounds bounds() const;
   bool adopt(const Policy& policy);
-  void begin_pulse(Micros now);
+  bool begin_pulse(Micros now);
   void pulse_ended(Op* op, bool complete, Micros now);
   void settle_pulses();
   void ask_policy(uint32_t node, uint8_t number, Micros now);
@@ -338,6 +344,7 @@ class LaneImpl {
   Micros lag_ping_ = kNever;
   Micros lag_interval_ = 0;
   uint32_t rotate_ = 0;
+  bool new_debts_ = false;   // something is owed that open ops have not been offered
   bool settle_ = false;      // an op ended: done and base may move (settled at the end of each call)
   bool unfinished_ = false;  // closed shards that still have blocks to finish
   // Pulses and policy records, newest last.

@@ -99,6 +99,7 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
           .done = done,
           .base = base_,
           .flags = op->size_class << wire::kSizeClassShift | (op->local ? wire::kReceives : 0) |
+                   (op->frozen && op->frozen_ranks != 0 ? wire::kFrozen : 0) |
                    (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes)});
       break;
     }
@@ -155,8 +156,8 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
       std::memset(payload + length, 0, bytes);
       for (uint32_t i = 0; i < 8 * bytes && control.block + i < op->shard_blocks; ++i) {
         const uint32_t block = control.block + i;
-        if (block % settings.lanes != settings.lane) continue;
-        const uint32_t stripe = block / settings.lanes;
+        if (!stripe_of(op->seq).has(block)) continue;
+        const uint32_t stripe = stripe_of(op->seq).index(block);
         // The row of a skipped block is 0: nobody was counted.
         if (!has_block(*op, stripe, control.node) || block_meta(*op, stripe).ranks < quorum_ranks_needed())
           continue;
@@ -212,7 +213,7 @@ size_t LaneImpl::request_bitmap(Op* op, const Control& control, wire::Header* h,
     const bool missing =
         control.push ? !has_block(*op, stripe, control.node) : wanted(*op, first_bit + stripe);
     if (!missing) continue;
-    const uint32_t block = stripe * settings.lanes + settings.lane;
+    const uint32_t block = stripe_of(op->seq).block(stripe);
     if (asked == 0) from = block / 8 * 8;
     const size_t byte = (block - from) / 8;
     if (byte >= capacity) break;
@@ -285,7 +286,7 @@ void LaneImpl::emit_pull(Out* out, Op* op, uint32_t node, uint32_t stripe, Micro
     h.flags |= wire::kFlagTail;
   h.shard = static_cast<uint16_t>(op->shard);
   h.elements = (meta.flags & wire::kFlagSkip) != 0 ? 0 : meta.elements;
-  h.block = stripe * settings.lanes + settings.lane;
+  h.block = stripe_of(op->seq).block(stripe);
   h.total = op->shard_blocks;
   h.ranks = (meta.flags & wire::kFlagSkip) != 0 ? 0 : meta.ranks;
   const std::byte* payload = block_data(*op, stripe);
@@ -402,6 +403,7 @@ void LaneImpl::emit_pulls(Out* out, Op* op, Micros now) {
 
 size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
   SLUICE_ASSERT(packets.size() >= kLeastBurst);  // less would never send data, and say that there is none
+  settle(now);
   if (now - phase_began_ >= kPhaseAge) {
     sealer_.next_phase();
     phase_began_ = now;
@@ -436,7 +438,8 @@ size_t LaneImpl::poll_send(Micros now, std::span<Outgoing> packets) {
       unfinished_ |= finish_some(op, kBurst - static_cast<uint32_t>(out.count), now);
     }
   }
-  settle(now);
+  // Memory that these packets point to stays as it is until they are sent: what has ended goes with the next call.
+  if (out.count == 0) settle(now);
   return out.count;
 }
 

@@ -37,13 +37,14 @@ void LaneImpl::wants_pull(Op* op, uint32_t node) {
 }
 
 // What an ANNOUNCE, a PUSH (contributes) or a REQUEST for pulls (receives) says of a node.
-void LaneImpl::announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, Micros now) {
+void LaneImpl::announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, bool frozen,
+                         Micros now) {
   NodeOp& x = op->nodes[node];
   if (receives) wants_pull(op, node);
   if (!contributes) return;
   x.contributes = true;
-  // {contributes} alone does not count for t_q (section 4): a PUSH or {contributes, receives} does.
-  count_for_quorum(op, node, ranks, x.receives || x.received != 0, now);
+  // {contributes} alone does not count for t_q (section 4): {contributes, receives} or a frozen contribution does.
+  count_for_quorum(op, node, ranks, x.receives || frozen, now);
 }
 
 // The node holds so many ranks of the op. The half of the nodes, with min_contribution of the ranks, makes t_q.
@@ -85,7 +86,8 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
   const bool contributes = (body.flags & wire::kContributes) != 0;
   if (contributes && !op->nodes[header.sender].contributes) op->exit_at = kNever;  // one more to wait for
   ask_policy(header.sender, header.policy, now);
-  announced(op, header.sender, contributes, (body.flags & wire::kReceives) != 0, header.ranks, now);
+  announced(op, header.sender, contributes, (body.flags & wire::kReceives) != 0, header.ranks,
+            (body.flags & wire::kFrozen) != 0, now);
   NodeOp& x = op->nodes[header.sender];
   if (contributes && op->owner == Op::Owner::kOpen && x.push_timer == kNever &&
       x.received < op->lane_blocks) {
@@ -102,9 +104,9 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   if (header.shard != Geometry::shard_of(self, header.op_seq, n)) return Drop::kNotMine;
   const uint32_t block = header.block;
   if (block >= header.total) return Drop::kBlock;
-  if (block % settings.lanes != settings.lane) return Drop::kNotMine;
+  if (!stripe_of(header.op_seq).has(block)) return Drop::kNotMine;
   if (header.ranks == 0 || header.ranks > peers[header.sender].ranks) return Drop::kSize;
-  const uint32_t stripe = block / settings.lanes;
+  const uint32_t stripe = stripe_of(header.op_seq).index(block);
   Op* op = find(header.op_seq);
   if (op != nullptr && op->described) {
     if (op->owner == Op::Owner::kClosed) {
@@ -131,7 +133,7 @@ Drop LaneImpl::on_push(const wire::PacketView& packet, Micros now) {
   }
   NodeOp& x = op->nodes[header.sender];
   ++x.received;
-  announced(op, header.sender, true, false, header.ranks, now);
+  announced(op, header.sender, true, false, header.ranks, true, now);
   x.tail_seen |= (header.flags & wire::kFlagTail) != 0;
   look_for_exit(op, now);
   if (x.received == op->lane_blocks) {

@@ -83,10 +83,10 @@ void LaneImpl::measure(const Op& op, const Receiver& receiver, bool cut, Micros 
                  (cut && receiver.filled == 0 ? blocks - static_cast<int64_t>(receiver.received) : 0);
 }
 
-// Pulse p begins when this node is through with op 50 (p + 1).
-void LaneImpl::begin_pulse(Micros now) {
-  if (!settings.adaptive || failed || peers[self].done < kPulseEvery * (pulses_begun_ + 1)) return;
-  if (pulses_begun_ >= pulse_base_ + kPulseWindow) return;  // the last ones are still open somewhere
+// Pulse p begins when this node is through with op 50 (p + 1) and the window of pulses has room. True: one has begun.
+bool LaneImpl::begin_pulse(Micros now) {
+  if (!settings.adaptive || failed || peers[self].done < kPulseEvery * (pulses_begun_ + 1)) return false;
+  if (pulses_begun_ >= pulse_base_ + kPulseWindow) return false;  // the last ones are still open somewhere
   const uint32_t seq = pulses_begun_ | wire::kDaemonOps;
   const size_t words = static_cast<size_t>(n) * kPulseWords;
   int64_t* contribution = pulse_words_.data() + 2 * words * (pulses_begun_ % kPulseWindow);
@@ -121,6 +121,7 @@ void LaneImpl::begin_pulse(Micros now) {
     peers[self].pulse_done = std::max(peers[self].pulse_done, pulses_begun_);
     settle_ = true;
   }
+  return true;
 }
 
 // A pulse that failed changes nothing and nobody waits for it.

@@ -57,8 +57,9 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   const uint32_t block = header.block;
   const uint32_t blocks = op->geometry.shard_blocks(header.shard);
   if (block >= blocks || header.total != blocks) return Drop::kBlock;
-  if (block % settings.lanes != settings.lane) return Drop::kNotMine;
-  const uint64_t bit = op->geometry.stripe_first(header.shard) + block / settings.lanes;
+  const Stripe here = stripe_of(header.op_seq);
+  if (!here.has(block)) return Drop::kNotMine;
+  const uint64_t bit = op->geometry.stripe_first(header.shard) + here.index(block);
   // A PULL that leaves the fate to a ROW tells nothing the second time.
   const bool fate_open = (header.flags & wire::kFlagRow) == 0 && op->frozen && op->frozen_ranks > 0 &&
                          !((op->fate_bits[bit / 64] >> (bit % 64)) & 1);
@@ -329,12 +330,12 @@ Drop LaneImpl::on_row(const wire::PacketView& packet, Micros now) {
   if (failed || op == nullptr || !op->shaped || header.block % 8 != 0) return Drop::kState;
   const auto bitmap = packet.payload.subspan(sizeof body);
   const uint32_t blocks = op->geometry.shard_blocks(header.shard);
+  const Stripe here = stripe_of(header.op_seq);
   for (uint32_t i = 0; i < 8 * bitmap.size() && header.block + i < blocks; ++i) {
     const uint32_t block = header.block + i;
-    if (block % settings.lanes != settings.lane) continue;
+    if (!here.has(block)) continue;
     const bool counted = ((static_cast<uint8_t>(bitmap[i / 8]) >> (i % 8)) & 1) != 0;
-    set_fate(op, header.shard, block, op->geometry.stripe_first(header.shard) + block / settings.lanes,
-             counted);
+    set_fate(op, header.shard, block, op->geometry.stripe_first(header.shard) + here.index(block), counted);
   }
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) conclude(op, rank, now);
   settle_fates(op, now);

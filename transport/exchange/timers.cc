@@ -148,7 +148,7 @@ void LaneImpl::tick(Micros now) {
 }
 
 Micros LaneImpl::next_timer() const {
-  if (unfinished_) return 0;
+  if (unfinished_ || settle_ || new_debts_) return 0;
   Micros next = std::min(lag_ping_, mismatch_at_);
   if (!tails_.empty()) next = std::min(next, tails_.front().when);
   for (uint32_t seq = base_; seq < end_; ++seq) {

@@ -85,8 +85,8 @@ static_assert(offsetof(Header, shard) == 20 && offsetof(Header, block) == 24 &&
               offsetof(Header, fingerprint) == 32 && offsetof(Header, counter) == 40);
 
 // Payloads of fixed size.
-inline constexpr uint32_t kContributes = 1, kReceives = 2;  // flags of ANNOUNCE
-inline constexpr uint32_t kSizeClassShift = 8;              // and its size class (section 4, Warm-up)
+inline constexpr uint32_t kContributes = 1, kReceives = 2, kFrozen = 4;  // flags of ANNOUNCE
+inline constexpr uint32_t kSizeClassShift = 8;  // and its size class (section 4, Warm-up)
 struct Announce {
   uint32_t age_us = 0, done = 0, base = 0, flags = 0;
 };
