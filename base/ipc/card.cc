@@ -20,12 +20,14 @@ struct PackedCard {
   uint32_t version = 0;
   uint8_t join_nonce[16] = {};
   char endpoint[64] = {};
+  char name[64] = {};
   uint64_t job_hash = 0;
   uint64_t reserved = 0;  // zero
   uint64_t checksum = 0;  // FNV-1a of the bytes before it
 };
 static_assert(sizeof(PackedCard) == kCardBytes && offsetof(PackedCard, checksum) == kCardBytes - 8);
 static_assert(sizeof(PackedCard::endpoint) == sizeof(ViewNode::endpoint));
+static_assert(sizeof(PackedCard::name) == sizeof(ViewNode::name));
 
 constexpr uint32_t kMagic = 0x31434C53;  // "SLC1"
 
@@ -58,6 +60,7 @@ CardBytes encode_card(const Card& card) {
   std::copy(card.join_nonce.begin(), card.join_nonce.end(), packed.join_nonce);
   std::memcpy(packed.endpoint, card.endpoint.data(),
               std::min(card.endpoint.size(), sizeof(packed.endpoint) - 1));
+  std::memcpy(packed.name, card.name.data(), std::min(card.name.size(), sizeof(packed.name) - 1));
   packed.job_hash = card.job_hash;
   packed.checksum = fnv1a(&packed, offsetof(PackedCard, checksum));
   CardBytes bytes;
@@ -86,6 +89,7 @@ Result<Card> decode_card(std::span<const std::byte, kCardBytes> bytes) {
   if (packed.endpoint[sizeof(packed.endpoint) - 1] != '\0' || packed.endpoint[0] == '\0') {
     return Error{EINVAL, "it has no endpoint"};
   }
+  if (packed.name[sizeof(packed.name) - 1] != '\0') return Error{EINVAL, "the name of its node has no end"};
   Card card;
   card.rank = packed.rank;
   card.world_size = packed.world_size;
@@ -94,6 +98,7 @@ Result<Card> decode_card(std::span<const std::byte, kCardBytes> bytes) {
   card.version = packed.version;
   std::copy(std::begin(packed.join_nonce), std::end(packed.join_nonce), card.join_nonce.begin());
   card.endpoint = packed.endpoint;
+  card.name = packed.name;
   card.job_hash = packed.job_hash;
   return card;
 }
@@ -128,7 +133,7 @@ Result<View> build_view(std::string_view job, std::span<const CardBytes> cards) 
     const auto [place, added] =
         nodes.try_emplace(card.endpoint, Known{static_cast<uint32_t>(view.nodes.size()), rank});
     if (added) {
-      view.nodes.push_back({card.join_nonce, card.endpoint});
+      view.nodes.push_back({card.join_nonce, card.endpoint, card.name});
     } else if (view.nodes[place->second.node].join_nonce != card.join_nonce) {
       return of_rank(rank, "the daemon at " + card.endpoint +
                                " made it for another join than the card of rank " +

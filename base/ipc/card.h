@@ -1,4 +1,4 @@
-// A rank's card: what it tells all other ranks of its job before they join together, 128 bytes that the
+// A rank's card: what it tells all other ranks of its job before they join together, 192 bytes that the
 // caller's own rendezvous carries (a store, MPI, a file). From the cards of all ranks each rank computes the
 // same view by itself.
 //
@@ -20,7 +20,7 @@
 
 namespace sluice::ipc {
 
-inline constexpr size_t kCardBytes = 128;
+inline constexpr size_t kCardBytes = 192;
 using CardBytes = std::array<std::byte, kCardBytes>;
 
 struct Card {
@@ -31,6 +31,7 @@ struct Card {
   uint32_t version = 0;  // of libsluice: major << 16 | minor << 8 | patch
   JoinNonce join_nonce{};
   std::string endpoint;   // "ip:port" of lane 0 of the rank's node, at most 63 characters
+  std::string name;       // of the rank's node, for people; at most 63 characters, may be empty
   uint64_t job_hash = 0;  // hash_job_name of the job
   bool operator==(const Card&) const = default;
 };

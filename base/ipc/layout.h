@@ -20,7 +20,7 @@
 
 namespace sluice::ipc {
 
-inline constexpr uint32_t kAbiVersion = 2;  // both sides must have the same; otherwise REFUSE names both
+inline constexpr uint32_t kAbiVersion = 3;  // both sides must have the same; otherwise REFUSE names both
 inline constexpr uint32_t kMaxLanes = 16;
 inline constexpr uint32_t kRingEntries = 256;  // per lane and direction; 3 events x 64 ops, and kMaxTakes
 inline constexpr uint32_t kWindow = 64;        // ops that may be open at once (protocol, section 3)
@@ -80,11 +80,11 @@ struct Completion {
   uint32_t blocks_skipped = 0;    // set to zero by their owner: too few contributed
   uint32_t blocks_uncounted = 0;  // of this rank's contribution: not in the owner's sum
   uint32_t total_us = 0;          // submit to this event
-  uint32_t wait_us = 0;           // lag_wait + quorum_wait (protocol, section 3)
-  uint32_t push_us = 0;           // start to last push block sent
-  uint32_t repaired = 0;          // blocks asked for again
-  uint16_t late_nodes = 0;        // nodes whose pushes some owner did not count in full, as far as seen here
-  uint16_t worst_node = UINT16_MAX;  // the node that this op waited for last (index in the view); 65535: none
+  uint32_t wait_us = 0;     // lag_wait + quorum_wait (protocol, section 3); the latter: exact, for all nodes
+  uint32_t push_us = 0;     // start to last push block sent
+  uint32_t repaired = 0;    // blocks asked for again
+  uint16_t late_nodes = 0;  // nodes whose pushes some owner did not count in full, as far as seen here
+  uint16_t worst_node = UINT16_MAX;  // that this op waited for longest (index in the view); 65535: none
   uint32_t lag_us = 0;               // of wait_us: for admission (protocol, section 3)
   uint64_t bytes_sent = 0;     // datagram bytes that this lane sent for this op until now (all local ranks)
   uint32_t blocks_filled = 0;  // best_effort: of the result, filled by rule
@@ -195,7 +195,7 @@ struct Message {
   char job[kMaxJobName + 1] = {};
   union {
     char text[112] =
-        {};  // REFUSE: one line for a person; WELCOME: endpoint "ip:port" of lane 0 (lane l: port + l)
+        {};  // REFUSE: one line for a person; WELCOME: endpoint "ip:port" of lane 0 (lane l: port + l), a space, node name
     uint8_t key[32];  // JOIN: the job key
   };
   uint32_t timeout_ms = 0;   // JOIN: how long to wait for the peers
@@ -219,7 +219,8 @@ struct ViewHeader {
 struct ViewNode {
   uint8_t join_nonce[16] = {};
   char endpoint[64] = {};  // as in WELCOME
+  char name[64] = {};      // for people
 };
-static_assert(sizeof(ViewHeader) == 16 && sizeof(ViewNode) == 80);
+static_assert(sizeof(ViewHeader) == 16 && sizeof(ViewNode) == 144);
 
 }  // namespace sluice::ipc

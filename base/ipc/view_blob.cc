@@ -67,6 +67,10 @@ Result<void> check_view(const View& view) {
     if (endpoint.empty() || endpoint.size() >= sizeof(ViewNode::endpoint) || !printable(endpoint)) {
       return bad("node " + number(i) + " has no usable endpoint");
     }
+    const std::string& name = view.nodes[i].name;
+    if (name.size() >= sizeof(ViewNode::name) || !printable(name)) {
+      return bad("node " + number(i) + " has no usable name");
+    }
     if (!endpoints.insert(endpoint).second) return bad("two nodes have the endpoint " + endpoint);
   }
   uint32_t seen = 0;  // nodes 0 .. seen-1 have had their lowest rank
@@ -95,6 +99,7 @@ Result<UniqueFd> encode_view(const View& view) {
     ViewNode record;
     std::copy(node.join_nonce.begin(), node.join_nonce.end(), record.join_nonce);
     std::memcpy(record.endpoint, node.endpoint.data(), node.endpoint.size());
+    std::memcpy(record.name, node.name.data(), node.name.size());
     std::memcpy(to, &record, sizeof(record));
     to += sizeof(record);
   }
@@ -154,6 +159,9 @@ Result<View> decode_view_bytes(const std::vector<std::byte>& bytes) {
     std::copy(std::begin(record.join_nonce), std::end(record.join_nonce), view.nodes[i].join_nonce.begin());
     if (!take_text(record.endpoint, sizeof(record.endpoint), &view.nodes[i].endpoint)) {
       return bad("node " + number(i) + " has no usable endpoint");
+    }
+    if (!take_text(record.name, sizeof(record.name), &view.nodes[i].name)) {
+      return bad("node " + number(i) + " has no usable name");
     }
   }
   view.node_of_rank.resize(header.ranks);

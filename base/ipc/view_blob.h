@@ -28,6 +28,7 @@ struct View {
   struct Node {
     JoinNonce join_nonce{};
     std::string endpoint;  // "ip:port" of lane 0, 1-63 printable characters
+    std::string name;      // for people: 0-63 printable characters; enters no hash
     bool operator==(const Node&) const = default;
   };
   uint32_t generation = 0;

@@ -135,6 +135,7 @@ json peer_json(const Job& job, const Snapshot& snapshot, uint32_t node, Micros n
   out["job"] = job.name;
   out["node"] = node;
   out["address"] = job.membership.view.nodes[node].endpoint;
+  out["name"] = job.membership.view.nodes[node].name;  // "": `peers:` tells none
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < job.membership.view.node_of_rank.size(); ++rank) {
     if (job.membership.view.node_of_rank[rank] == node) ranks.push_back(rank);
@@ -158,6 +159,9 @@ json peer_json(const Job& job, const Snapshot& snapshot, uint32_t node, Micros n
     sum.bytes_received += peer.bytes_received;
     sum.blocks_repaired += peer.blocks_repaired;
     sum.blocks_late += peer.blocks_late;
+    // Lanes have the same ops: they wait for a node together.
+    sum.ops_waited = std::max(sum.ops_waited, peer.ops_waited);
+    sum.waited = std::max(sum.waited, peer.waited);
     if (!seen) sum.done = peer.done;
     seen = true;
   }
@@ -173,6 +177,8 @@ json peer_json(const Job& job, const Snapshot& snapshot, uint32_t node, Micros n
   out["bytes_received"] = sum.bytes_received;
   out["blocks_repaired"] = sum.blocks_repaired;
   out["blocks_late"] = sum.blocks_late;
+  out["ops_waited"] = sum.ops_waited;
+  out["waited_us"] = sum.waited;
   return out;
 }
 
@@ -190,6 +196,7 @@ json traces_json(const Job& job, const Snapshot& snapshot, size_t last) {
                      {"status", status_name(trace.status)},
                      {"tag", fmt::format("{:016x}", trace.tag)},
                      {"bytes", trace.bytes},
+                     {"waited_for", trace.waited_for == UINT32_MAX ? json() : json(trace.waited_for)},
                      {"submitted_us", trace.submitted},
                      {"admitted_us", trace.admitted},
                      {"quorum_us", trace.quorum},

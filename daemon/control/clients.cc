@@ -63,7 +63,7 @@ void ControlState::read_client(uint64_t id) {
   }
 }
 
-void ControlState::handle(Client* client, ipc::Received received) {
+void ControlState::handle(Client* client, ipc::Received&& received) {
   const ipc::Message& message = received.message;
   if (message.abi_version != ipc::kAbiVersion) {
     return refuse(
@@ -148,7 +148,7 @@ void ControlState::handle_hello(Client* client, const ipc::Message& message) {
   welcome.payload = wire::payload_for_datagram(options.facts.largest_datagram);
   std::copy(job->nonce.begin(), job->nonce.end(), welcome.join_nonce);
   ipc::set_text(welcome.job, name);
-  ipc::set_text(welcome.text, options.facts.endpoint_text);
+  ipc::set_text(welcome.text, options.facts.endpoint_text + " " + options.facts.name);
   if (!client->channel.send(welcome, 0).ok()) lose(client, Status::kPeerLost, "does not take its messages");
 }
 
@@ -242,8 +242,9 @@ void ControlState::lose(Client* client, Status status, const std::string& why) {
     }
     case Client::Phase::kJoined: {
       ++counts.clients_lost;
-      const std::string text = fmt::format("{} of job '{}' on node {} {}", client->name(),
-                                           job == nullptr ? "" : job->name, options.facts.name, why);
+      const std::string text =
+          fmt::format("{} of job '{}' on node {} at {} {}", client->name(), job == nullptr ? "" : job->name,
+                      options.facts.name, options.facts.endpoint_text, why);
       if (!died) {
         auto& gone = client->regions.control()->gone;
         std::snprintf(gone.text, sizeof gone.text, "%s", text.c_str());

@@ -34,7 +34,7 @@ struct ControlState {
 
   // --- messages (clients.cc) ---
   void read_client(uint64_t id);
-  void handle(Client* client, ipc::Received received);
+  void handle(Client* client, ipc::Received&& received);
   void handle_hello(Client* client, const ipc::Message& message);
   void handle_leave(Client* client);
   void handle_mapped(Client* client);
@@ -51,7 +51,7 @@ struct ControlState {
   Job* gathering_job(const std::string& name, uint32_t world_size, uint32_t generation);
   // Ends what is left here of older generations of a job.
   void supersede(const std::string& name, uint32_t generation);
-  void handle_join(Client* client, ipc::Received received);
+  void handle_join(Client* client, ipc::Received&& received);
   Result<void> describe(Job* job, const ipc::Message& message, const UniqueFd& view_fd);
   Result<void> check_join(Job* job, Client* client, const ipc::Message& message, const UniqueFd& view_fd);
   void prepare(Job* job);

@@ -50,7 +50,7 @@ Job* ControlState::gathering_job(const std::string& name, uint32_t world_size, u
   return added;
 }
 
-void ControlState::handle_join(Client* client, ipc::Received received) {
+void ControlState::handle_join(Client* client, ipc::Received&& received) {
   ipc::Message message = received.message;
   const UniqueFd view_fd = std::move(received.fds[0]);
   explicit_bzero(received.message.key, sizeof(received.message.key));
@@ -357,6 +357,7 @@ void ControlState::attach(Job* job) {
     command.job = std::move(made);
     options.lanes[lane]->post(std::move(command));
   }
+  job->settings.key.wipe();  // nobody can join any more; lanes and handshake have made their own keys of it
 }
 
 void ControlState::joined(Job* job) {

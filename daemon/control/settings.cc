@@ -104,7 +104,7 @@ Result<Membership> membership_of_config(const config::Config& config, const std:
       found = true;
     }
     membership.endpoints.push_back(*endpoint);
-    membership.view.nodes.push_back({{}, node.address});
+    membership.view.nodes.push_back({{}, node.address, ""});
     membership.view.node_of_rank.insert(membership.view.node_of_rank.end(), node.ranks, index);
     addresses.push_back(node.address);
   }
@@ -135,11 +135,11 @@ Result<wire::JobKey> load_key(const std::string& path) {
     return Error{EPERM, fmt::format("security.key_file: others may read {} (mode {:04o}); chmod 0400 it",
                                     path, status.st_mode & 07777U)};
   }
-  char text[128];
-  const ssize_t length = ::read(fd.get(), text, sizeof text);
+  Secret<128> text;
+  const ssize_t length = ::read(fd.get(), text.data(), text.size());
   if (length < 0)
     return Error{errno, fmt::format("security.key_file: cannot read {}: {}", path, std::strerror(errno))};
-  std::string_view bytes(text, static_cast<size_t>(length));
+  std::string_view bytes(reinterpret_cast<const char*>(text.data()), static_cast<size_t>(length));
   wire::JobKey key{};
   if (bytes.size() == key.size()) {
     std::copy(bytes.begin(), bytes.end(), key.begin());
@@ -169,7 +169,10 @@ exchange::Settings make_settings(const config::Config& config, const NodeFacts& 
   settings.key = key;
   settings.sealing = facts.sealing;
   settings.generation = membership.view.generation;
-  for (const ipc::View::Node& node : membership.view.nodes) settings.members.push_back({node.join_nonce});
+  for (const ipc::View::Node& node : membership.view.nodes) {
+    settings.members.push_back({node.join_nonce});
+    settings.node_names.push_back(node.name.empty() ? node.endpoint : node.name + " at " + node.endpoint);
+  }
   settings.node_of_rank = membership.view.node_of_rank;
   settings.self = membership.self;
   settings.lanes = membership.view.lanes;

@@ -258,6 +258,7 @@ exchange::PeerState peer_of(const Snapshot& snapshot, uint64_t job_id, uint32_t 
       sum.lost |= peer.lost;
       sum.blocks_late += peer.blocks_late;
       sum.blocks_repaired += peer.blocks_repaired;
+      sum.waited = std::max(sum.waited, peer.waited);  // lanes have the same ops and wait together
     }
   }
   return sum;
@@ -265,7 +266,7 @@ exchange::PeerState peer_of(const Snapshot& snapshot, uint64_t job_id, uint32_t 
 
 void peers(const Sources& from, Families* out) {
   std::map<std::string, double> states = {{"alive", 0}, {"suspect", 0}, {"lost", 0}};
-  MetricFamily heard, rtt, late, repaired;
+  MetricFamily heard, rtt, late, repaired, waited;
   heard.name = "sluice_peer_last_heard_timestamp_seconds";
   heard.help = "When the peer was last heard, Unix time.";
   rtt.name = "sluice_peer_rtt_seconds";
@@ -275,7 +276,9 @@ void peers(const Sources& from, Families* out) {
   late.help = "Blocks of the peer that came after their round was closed here.";
   repaired.name = "sluice_peer_repaired_blocks_total";
   repaired.help = "Blocks that the peer was asked for again.";
-  late.type = repaired.type = MetricType::Counter;
+  waited.name = "sluice_peer_waited_seconds_total";
+  waited.help = "Time that calls of this node waited for the peer: to be admitted, or for it to take part.";
+  late.type = repaired.type = waited.type = MetricType::Counter;
   MetricFamily failed, deadline;
   failed.name = "sluice_job_failed";
   failed.help = "1 if the job has ended with an error and its ranks have not gone yet.";
@@ -315,6 +318,7 @@ void peers(const Sources& from, Families* out) {
         others = true;
         other.blocks_late += peer.blocks_late;
         other.blocks_repaired += peer.blocks_repaired;
+        other.waited += peer.waited;
         continue;
       }
       const Labels labels = {{"job", job.name}, {"peer", job.nodes[node]}};
@@ -325,17 +329,19 @@ void peers(const Sources& from, Families* out) {
       Families::put(rtt, static_cast<double>(peer.rtt) * kMicro, labels);
       Families::put(late, static_cast<double>(peer.blocks_late), labels);
       Families::put(repaired, static_cast<double>(peer.blocks_repaired), labels);
+      Families::put(waited, static_cast<double>(peer.waited) * kMicro, labels);
     }
     if (others) {
       const Labels labels = {{"job", job.name}, {"peer", "other"}};
       Families::put(late, static_cast<double>(other.blocks_late), labels);
       Families::put(repaired, static_cast<double>(other.blocks_repaired), labels);
+      Families::put(waited, static_cast<double>(other.waited) * kMicro, labels);
     }
   }
   MetricFamily& all = out->gauge("sluice_peers", "Peers of running jobs by state.");
   for (const auto& [state, count] : states) Families::put(all, count, {{"state", state}});
   for (MetricFamily* family :
-       {&failed, &deadline, &policy, &bound, &warming, &heard, &rtt, &late, &repaired}) {
+       {&failed, &deadline, &policy, &bound, &warming, &heard, &rtt, &late, &repaired, &waited}) {
     if (family->metric.empty()) continue;  // no job: nothing to say, and a family without series is not valid
     MetricFamily& added = family->type == MetricType::Counter
                               ? out->counter(family->name.c_str(), family->help.c_str())

@@ -131,7 +131,11 @@ Result<Greeted> greet(ipc::Channel channel, const std::string& path, const std::
   const ipc::Message& message = received->message;
   Greeted greeted;
   std::copy(std::begin(message.join_nonce), std::end(message.join_nonce), greeted.welcome.join_nonce.begin());
-  greeted.welcome.endpoint = message.text;
+  const std::string_view told = message.text;
+  const size_t space = std::min(told.find(' '), told.size());
+  greeted.welcome.endpoint = told.substr(0, space);
+  greeted.welcome.name = told.substr(std::min(space + 1, told.size()), sizeof(ipc::ViewNode::name) - 1);
+  for (char& c : greeted.welcome.name) c = c > ' ' && c < 0x7F ? c : '_';
   if (greeted.welcome.endpoint.empty() ||
       greeted.welcome.endpoint.size() >= sizeof(ipc::ViewNode::endpoint)) {
     return nonsense("endpoint '" + greeted.welcome.endpoint + "'");
@@ -212,6 +216,8 @@ Result<Joined> join(Greeted greeted, const JoinRequest& request, int timeout_ms)
   joined.node = reply.node;
   joined.arena_bytes = reply.arena_bytes;
   joined.carry_over = (reply.code & ipc::kJoinedCarries) != 0;
+  joined.node_name = greeted.welcome.name;
+  joined.node_address = greeted.welcome.endpoint;
 
   // From now on the daemon lets nobody map the regions for writing any more.
   ipc::Message mapped;

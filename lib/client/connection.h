@@ -15,6 +15,7 @@
 #include "base/ipc/view_blob.h"
 #include "base/mapping.h"
 #include "base/result.h"
+#include "base/secret.h"
 #include "base/types.h"
 #include "lib/client/sluice.h"
 
@@ -35,6 +36,7 @@ class Timer {
 struct Welcome {
   ipc::JoinNonce join_nonce{};
   std::string endpoint;
+  std::string name;  // of the node
   uint16_t lanes = 0;
   uint16_t payload = 0;
 };
@@ -57,7 +59,7 @@ struct JoinRequest {
   uint64_t max_op_bytes = 0;
   uint32_t deadline_us = 0;
   std::optional<ipc::View> view;  // none: the daemon's `peers:`
-  std::array<uint8_t, 32> key{};
+  Secret<32> key{};
 };
 
 // What the daemon gave for it: the shared regions, mapped.
@@ -73,6 +75,7 @@ struct Joined {
   uint32_t node = 0;
   uint64_t arena_bytes = 0;
   bool carry_over = false;
+  std::string node_name, node_address;  // from the WELCOME
 };
 
 Result<ipc::Channel> connect(const std::string& path, int timeout_ms);

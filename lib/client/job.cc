@@ -570,6 +570,8 @@ void Job::info(sluice_job_info* info) const {
   info->arena_bytes = arena_.size();
   info->max_op_bytes = request_.max_op_bytes;
   info->carry_over = joined_.carry_over ? 1 : 0;
+  std::snprintf(info->node_name, sizeof(info->node_name), "%s", joined_.node_name.c_str());
+  std::snprintf(info->node_address, sizeof(info->node_address), "%s", joined_.node_address.c_str());
 }
 
 }  // namespace sluice::client

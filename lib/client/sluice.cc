@@ -241,7 +241,7 @@ int join(sluice_context* context, const sluice_join_options& options, sluice_job
                                                   options.generation, timer.left_ms());
   if (!greeted.ok()) return fail(greeted.error().code, std::string(kName) + ": " + greeted.error().message);
   auto joined = client::join(std::move(*greeted), request, timer.left_ms());
-  explicit_bzero(request.key.data(), request.key.size());
+  request.key.wipe();  // the Job keeps the request
   if (!joined.ok()) return fail(joined.error().code, std::string(kName) + ": " + joined.error().message);
   *job = new sluice_job{Job(std::move(*joined), request)};
   return SLUICE_SUCCESS;
@@ -271,6 +271,7 @@ int get_card(const char* name, sluice_context* context, const char* job, uint32_
     made.version = kVersion;
     made.join_nonce = welcome.join_nonce;
     made.endpoint = welcome.endpoint;
+    made.name = welcome.name;
     made.job_hash = ipc::hash_job_name(job);
     const ipc::CardBytes bytes = ipc::encode_card(made);
     std::memcpy(card->bytes, bytes.data(), bytes.size());

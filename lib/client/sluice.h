@@ -117,9 +117,9 @@ SLUICE_API void sluice_close(sluice_context* context);
 
 /* --- Joining --------------------------------------------------------------------------------------------------- */
 
-/* What this rank tells the other ranks before they can join together: 128 opaque bytes. */
+/* What this rank tells the other ranks before they can join together: 192 opaque bytes. */
 typedef struct sluice_card {
-  unsigned char bytes[128];
+  unsigned char bytes[192];
 } sluice_card;
 
 typedef struct sluice_join_options {
@@ -169,6 +169,8 @@ typedef struct sluice_job_info {
   uint32_t payload_bytes; /* of one datagram */
   uint64_t arena_bytes, max_op_bytes;
   uint32_t carry_over; /* 1: what a CONSISTENT call did not count is added to a later one, see sluice_flush */
+  char node_name[64];  /* of this rank's node, and where other nodes reach it ("10.0.0.3:9470") */
+  char node_address[64];
 } sluice_job_info;
 SLUICE_API int sluice_job_get_info(sluice_job* job, sluice_job_info* info);
 
@@ -262,12 +264,12 @@ typedef struct sluice_report {
       blocks_discarded; /* of what this rank was owed: too old to be carried on, not finite, or no memory */
   uint32_t total_us, wait_us, lag_us, push_us;
   uint32_t late_nodes;    /* nodes not counted in full, as far as seen here */
-  uint32_t worst_node;    /* waited for last; UINT32_MAX: none */
+  uint32_t worst_node;    /* waited for longest, to begin, to take part or for blocks; UINT32_MAX: none */
   uint64_t bytes_sent;    /* datagram bytes of this node for this op, until it completed */
   uint32_t missing_total; /* ranges missing (INCOMPLETE); the first 16 are listed */
   uint32_t missing_count;
   sluice_range missing[16];
-  char text[496]; /* one line for a person; empty when all is well */
+  char text[496]; /* for a person: what went wrong, or who was waited for 1 s or longer; else empty */
 } sluice_report;
 
 /* Waits until both events of the op have happened, then forgets the op. Returns SLUICE_SUCCESS also when the op's own

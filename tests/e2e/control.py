@@ -11,7 +11,7 @@ import subprocess
 
 from cluster import program
 
-ABI = 2
+ABI = 3
 F_ADD_SEALS = 1033  # linux/fcntl.h
 HELLO, WELCOME, REFUSE, JOIN, JOINED, REGISTER, LEAVE, BYE, MAPPED, ABORT, ADMIN, ADMIN_PART = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17)
@@ -111,10 +111,11 @@ class RawClient:
     def view(self, nodes=None, ranks=1):
         """The blob of a view of this one node with `ranks` ranks (ViewHeader, ViewNode, node of each rank)."""
         if nodes is None:
-            nodes = [(self.welcome["join_nonce"], self.welcome["text"].encode())]
+            endpoint, name = self.welcome["text"].encode().split(b" ", 1)
+            nodes = [(self.welcome["join_nonce"], endpoint, name)]
         blob = struct.pack("<3I2H", 0, len(nodes), ranks, self.welcome["lanes"], self.welcome["payload"])
-        for nonce, endpoint in nodes:
-            blob += struct.pack("<16s64s", nonce, endpoint)
+        for nonce, endpoint, *name in nodes:
+            blob += struct.pack("<16s64s64s", nonce, endpoint, *(name or [b""]))
         return blob + struct.pack(f"<{ranks}I", *([0] * ranks))
 
     def join(self, blob=None, key=b"k" * 32, arena=1 << 20, max_op=1 << 18, sealed=True, **fields):

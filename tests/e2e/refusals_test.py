@@ -28,7 +28,7 @@ def assert_still_serving(daemon):
 def test_welcome_names_an_endpoint(daemon):
     with control.RawClient(daemon) as client:
         welcome = client.hello()
-        assert re.fullmatch(r"[0-9.]+:\d+", welcome["text"]), welcome
+        assert re.fullmatch(r"[0-9.]+:\d+ n0", welcome["text"]), welcome
         assert welcome["lanes"] >= 1 and welcome["payload"] >= 512
         assert welcome["join_nonce"] != bytes(16)
 

@@ -1,6 +1,6 @@
 // The view that a client sends with JOIN, and the cards from which clients make it.
 //
-// Input: one byte of options, then the bytes. Bit 0: they are cards of 128 bytes each, else a view as it lies in its
+// Input: one byte of options, then the bytes. Bit 0: they are cards of 192 bytes each, else a view as it lies in its
 // memfd. Bit 1: the cards get right checksums, so that what lies behind that check is reached.
 #include <unistd.h>
 

@@ -17,6 +17,7 @@
 #include "base/cpu_set.h"
 #include "base/log.h"
 #include "base/mapping.h"
+#include "base/secret.h"
 #include "base/types.h"
 #include "base/unique_fd.h"
 
@@ -24,6 +25,19 @@ namespace sluice {
 namespace {
 
 bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+TEST(Secret, IsWipedWhereverItWas) {
+  alignas(Secret<32>) unsigned char place[sizeof(Secret<32>)];
+  auto* secret = new (place) Secret<32>;
+  secret->fill(7);
+  Secret<32> copy = *secret;
+  EXPECT_EQ(copy, *secret);
+  secret->~Secret();
+  for (const volatile unsigned char& byte : place) ASSERT_EQ(byte, 0);
+  EXPECT_EQ(copy[31], 7);
+  copy.wipe();
+  EXPECT_EQ(copy[31], 0);
+}
 
 TEST(UniqueFd, ClosesOnceAndMoves) {
   int raw = -1;

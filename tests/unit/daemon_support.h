@@ -126,7 +126,9 @@ class RawClient {
   ipc::View::Node node() const {
     ipc::View::Node out;
     std::copy(std::begin(welcome.join_nonce), std::end(welcome.join_nonce), out.join_nonce.begin());
-    out.endpoint = welcome.text;
+    const std::string told = welcome.text;
+    out.endpoint = told.substr(0, told.find(' '));
+    out.name = told.substr(told.find(' ') + 1);
     return out;
   }
 

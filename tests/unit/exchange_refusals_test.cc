@@ -383,9 +383,11 @@ TEST_F(Ends, ALossIsPassedOn) {
   EXPECT_EQ(text(), "PEER_LOST: node 2 (rank 2) is gone, says node 1 (rank 1); the job must be joined anew");
 }
 
-TEST_F(Ends, NobodyReportsHisOwnLossAndUnknownReasonsAreAborts) {
+TEST_F(Ends, AProcessThatDiedIsALossAndUnknownReasonsAreAborts) {
   EXPECT_EQ(net->inject(0, net->header(1, Type::kAbort, 0), abort_of(Status::kPeerLost, {1})), Drop::kNone);
-  EXPECT_EQ(net->lanes[0]->failure(), Status::kAborted);
+  EXPECT_EQ(net->lanes[0]->failure(), Status::kPeerLost);
+  EXPECT_EQ(text(),
+            "PEER_LOST: a process of node 1 (rank 1) is gone, says its daemon; the job must be joined anew");
   start({0, 1, 2});
   EXPECT_EQ(net->inject(0, net->header(1, Type::kAbort, 0), abort_of(static_cast<Status>(99), {})),
             Drop::kNone);
@@ -417,11 +419,25 @@ TEST_F(Ends, WhoGoesOnIsReminded) {
 }
 
 TEST_F(Ends, ASilentPeerIsLostAndNamed) {
+  EXPECT_EQ(net->inject(0, net->header(1, Type::kPing, 0), bytes_of(wire::Ping{})), Drop::kNone);
+  EXPECT_EQ(net->inject(0, net->header(2, Type::kPing, 0), bytes_of(wire::Ping{})), Drop::kNone);
   call(0, 0, OpClass::kExact);
   net->run(3'000'000);
   EXPECT_EQ(net->lanes[0]->failure(), Status::kPeerLost);
   EXPECT_NE(text().find("nothing heard from node 1 (rank 1)"), std::string::npos) << text();
   EXPECT_TRUE(net->lanes[0]->peer(1).lost);
+}
+
+// Who was never heard may still be joining.
+TEST_F(Ends, APeerThatWasNeverHeardGetsTheTimeOfARank) {
+  settings.rank_timeout = 5'000'000;
+  start({0, 1, 2});
+  call(0, 0, OpClass::kExact);
+  net->run(4'500'000);
+  EXPECT_FALSE(net->lanes[0]->failed()) << net->lanes[0]->failure_text();
+  net->run(1'000'000);
+  EXPECT_EQ(net->lanes[0]->failure(), Status::kPeerLost);
+  EXPECT_NE(text().find("nothing heard from node 1 (rank 1) for 5000 ms"), std::string::npos) << text();
 }
 
 TEST_F(Ends, AnExactOpNamesWhoDidNotPush) {

@@ -181,7 +181,7 @@ class FakeDaemon::Server {
     uint8_t& last = nonces_[client.job];
     if (last == 0) last = static_cast<uint8_t>(nonces_.size());
     std::fill(std::begin(reply.join_nonce), std::end(reply.join_nonce), last);
-    ipc::set_text(reply.text, "127.0.0.1:9470");
+    ipc::set_text(reply.text, "127.0.0.1:9470 ant");
     (void)client.channel.send(reply, kSendTimeoutMs);
   }
 

@@ -23,6 +23,7 @@ View view_of(uint32_t nodes, uint32_t ranks_per_node) {
     View::Node entry;
     entry.join_nonce.fill(static_cast<uint8_t>(node + 1));
     entry.endpoint = "10.0." + std::to_string(node / 256) + "." + std::to_string(node % 256) + ":9470";
+    entry.name = node % 2 == 0 ? "gpu-" + std::to_string(node) : "";
     view.nodes.push_back(entry);
     for (uint32_t i = 0; i < ranks_per_node; ++i) view.node_of_rank.push_back(node);
   }
@@ -91,6 +92,8 @@ TEST(View, BadViewsAreRefusedOnBothSides) {
       {"no endpoint", [](View& v) { v.nodes[1].endpoint.clear(); }, "node 1"},
       {"long endpoint", [](View& v) { v.nodes[1].endpoint = std::string(64, '1'); }, "node 1"},
       {"line break", [](View& v) { v.nodes[1].endpoint = "10.0.0.1:1\n"; }, "node 1"},
+      {"long name", [](View& v) { v.nodes[1].name = std::string(64, 'n'); }, "node 1"},
+      {"line break in a name", [](View& v) { v.nodes[2].name = "gpu\n"; }, "node 2"},
       {"same endpoint twice", [](View& v) { v.nodes[2].endpoint = v.nodes[0].endpoint; }, "10.0.0.0:9470"},
   };
   for (const Case& c : cases) {
@@ -179,6 +182,7 @@ Card card_of(uint32_t rank, uint32_t world_size, uint32_t node) {
   card.version = 0x000100;
   card.join_nonce.fill(static_cast<uint8_t>(0xA0 + node));
   card.endpoint = "192.168.1." + std::to_string(node) + ":9470";
+  card.name = "gpu-" + std::to_string(node);
   card.job_hash = hash_job_name("train");
   return card;
 }
@@ -233,6 +237,7 @@ TEST(Card, ViewListsNodesByLowestRankAndTakesTheMinima) {
   EXPECT_EQ(view->nodes[1].endpoint, "192.168.1.0:9470");
   EXPECT_EQ(view->nodes[2].endpoint, "192.168.1.9:9470");
   EXPECT_EQ(view->nodes[2].join_nonce[0], 0xA9);
+  EXPECT_EQ(view->nodes[2].name, "gpu-9");
   EXPECT_EQ(view->node_of_rank, (std::vector<uint32_t>{0, 1, 0, 2, 1, 2}));
   EXPECT_EQ(view->lanes, 3);       // nodes 5 and 9
   EXPECT_EQ(view->payload, 1408);  // node 0

@@ -76,14 +76,16 @@ TEST(Tables, PeersAndTrace) {
   const json peers = {{"peers",
                        {{{"job", "j"},
                          {"node", 1},
+                         {"name", "gpu-2"},
                          {"address", "10.0.0.2:9470"},
+                         {"waited_us", 4'812'000},
                          {"ranks", {2, 3}},
                          {"state", "suspect"},
                          {"last_heard_us", 312'000},
                          {"rtt_us", 85}}}}};
   const std::string text = peers_text(peers, {});
   EXPECT_TRUE(has(text, "10.0.0.2:9470") && has(text, "2,3") && has(text, "312.0ms") && has(text, "85us") &&
-              has(text, "silent"))
+              has(text, "gpu-2") && has(text, "WAITED_FOR") && has(text, "4812.0ms") && has(text, "silent"))
       << text;
   const json op = {{"lane", 0},
                    {"op_seq", 5},
@@ -97,10 +99,11 @@ TEST(Tables, PeersAndTrace) {
                    {"push_sent_us", 1900},
                    {"closed_us", 900},
                    {"pull_sent_us", 0},
+                   {"waited_for", 2},
                    {"result_us", 2500}};
   const json trace = {{"trace", {{{"job", "j"}, {"node", 0}, {"ops", {op}}}}}};
   const std::string lines = trace_text(trace, {});
-  EXPECT_TRUE(has(lines, "1500us") && has(lines, "300us")) << lines;
+  EXPECT_TRUE(has(lines, "1500us") && has(lines, "300us") && has(lines, "node 2")) << lines;
   const json chrome = chrome_trace(trace);
   ASSERT_EQ(chrome["traceEvents"].size(), 2U) << "an op and its push; its shard was not pulled";
   EXPECT_EQ(chrome["traceEvents"][0]["dur"], 1500);

@@ -204,17 +204,19 @@ std::string peers_text(const json& answer, const Style& style) {
     const json ranks = peer.value("ranks", json::array());
     const json heard = peer.value("last_heard_us", json());
     rows.push_back(
-        {text(peer, "job"), fmt::format("{}", number(peer, "node")), text(peer, "address"),
+        {text(peer, "job"), fmt::format("{}", number(peer, "node")), text(peer, "name"),
+         text(peer, "address"),
          ranks.empty() ? "-" : fmt::format("{}", fmt::join(ranks.get<std::vector<uint64_t>>(), ",")),
          text(peer, "state"), heard.is_number() ? micros(heard.get<int64_t>()) : "-",
          micros(static_cast<int64_t>(number(peer, "rtt_us"))), bytes(number(peer, "bytes_sent")),
          bytes(number(peer, "bytes_received")), fmt::format("{}", number(peer, "blocks_repaired")),
-         fmt::format("{}", number(peer, "blocks_late"))});
+         fmt::format("{}", number(peer, "blocks_late")),
+         micros(static_cast<int64_t>(number(peer, "waited_us")))});
     bad |= text(peer, "state") == "lost" || text(peer, "state") == "suspect";
   }
-  std::string out = table(
-      {"JOB", "NODE", "ADDRESS", "RANKS", "STATE", "HEARD", "RTT", "SENT", "RECEIVED", "REPAIRED", "LATE"},
-      rows);
+  std::string out = table({"JOB", "NODE", "NAME", "ADDRESS", "RANKS", "STATE", "HEARD", "RTT", "SENT",
+                           "RECEIVED", "REPAIRED", "LATE", "WAITED_FOR"},
+                          rows);
   if (bad)
     out += paint(style, "31", "A suspect peer was silent for 3 ping intervals; a lost one ends its jobs.") +
            "\n";
@@ -235,11 +237,14 @@ std::string trace_text(const json& answer, const Style&) {
                       fmt::format("{}", number(op, "op_seq")), text(op, "class"), text(op, "status"),
                       bytes(number(op, "bytes")), since("admitted_us"), since("quorum_us"),
                       since("first_push_us"), since("push_sent_us"), since("closed_us"),
-                      since("pull_sent_us"), since("result_us")});
+                      since("pull_sent_us"), since("result_us"),
+                      op.contains("waited_for") && op["waited_for"].is_number()
+                          ? fmt::format("node {}", number(op, "waited_for"))
+                          : std::string("-")});
     }
   }
   return table({"JOB", "LANE", "OP", "CLASS", "STATUS", "BYTES", "ADMITTED", "QUORUM", "FIRST_PUSH",
-                "PUSH_SENT", "CLOSED", "PULL_SENT", "RESULT"},
+                "PUSH_SENT", "CLOSED", "PULL_SENT", "RESULT", "WAITED_FOR"},
                rows);
 }
 

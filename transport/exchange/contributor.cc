@@ -186,6 +186,7 @@ void LaneImpl::owner_closed(Op* op, uint32_t node, Micros now) {
   x.closed = true;
   if (op->quorum == 0) {  // the first PULL stands for a t_q that was not heard
     op->quorum = now;
+    op->quorum_node = node;
     op->trace.quorum = now;
     start_clock(op, now);
   }

@@ -59,7 +59,7 @@ void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
     return;
   }
   if (!op->local && (node == op->describer || op->describer == self)) return;
-  char name[96], text[320];
+  char name[kNameSize], text[sizeof(Event::text)];
   name_node(name, sizeof name, node);
   if (op->local) {
     char here[128];
@@ -67,7 +67,7 @@ void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
     std::snprintf(text, sizeof text, "MISMATCH: here %s; %s was asked for something else", here, name);
     dispute(op, std::span(&node, 1), text, now);
   } else {
-    char other[96];
+    char other[kNameSize];
     const uint32_t both[2] = {op->describer, node};
     name_node(other, sizeof other, op->describer);
     std::snprintf(text, sizeof text, "MISMATCH: op %u: %s and %s were asked for different things", op->seq,
@@ -78,7 +78,7 @@ void LaneImpl::mismatch(Op* op, uint32_t node, Micros now) {
 
 // Two ranks of this node do not agree. Nobody else need be heard.
 void LaneImpl::mismatch_here(Op* op, const Submission& second, Micros now) {
-  char first[96] = "", other[96], text[320];
+  char first[96] = "", other[96], text[sizeof(Event::text)];
   for (const Receiver& receiver : op->receivers) {
     if (receiver.state == Receiver::State::kNone || receiver.submission.local_rank == second.local_rank)
       continue;
@@ -128,7 +128,7 @@ Drop LaneImpl::on_mismatch_abort(const wire::PacketView& packet, const wire::Abo
   std::memcpy(named, packet.payload.data() + sizeof body, count * sizeof named[0]);
   const bool known =
       count < 2 && body.element_type < kElementTypes && header.op_class() <= OpClass::kBestEffort;
-  char name[96], there[96] = "something else", text[320];
+  char name[kNameSize], there[96] = "something else", text[sizeof(Event::text)];
   name_node(name, sizeof name, header.sender);
   const auto kind = body.kind == 1 ? ReduceKind::kMean : ReduceKind::kSum;
   const auto type = static_cast<ElementType>(body.element_type);
@@ -151,7 +151,7 @@ Drop LaneImpl::on_mismatch_abort(const wire::PacketView& packet, const wire::Abo
     return Drop::kNone;
   }
   // A witness, or one who agrees with us: somebody else does not.
-  char first[96] = "another node", second[96] = "another one";
+  char first[kNameSize] = "another node", second[kNameSize] = "another one";
   if (named[0] < n) name_node(first, sizeof first, named[0]);
   if (named[1] < n) name_node(second, sizeof second, named[1]);
   if (known) {

@@ -34,15 +34,35 @@ Event LaneImpl::make_event(const Op& op, uint32_t local_rank, uint8_t what, Stat
   std::copy(receiver.range, receiver.range + receiver.ranges, event.range);
   event.total = now - receiver.submitted;
   event.lag = receiver.admitted - receiver.submitted;
-  if (op.bounded) {
-    const Micros began = op.start != 0 ? op.start : now;
-    event.quorum = std::max<Micros>(0, began - receiver.admitted);
-  }
+  const Micros began = !op.bounded ? op.last_came : op.start != 0 ? op.start : now;
+  event.quorum = std::max<Micros>(0, began - receiver.admitted);
   event.push = op.trace.push_sent > receiver.admitted ? op.trace.push_sent - receiver.admitted : 0;
   event.bytes_sent = op.bytes_sent;
   event.late_nodes = op.late_nodes;
+  // Whatever took longest has a node that it waited for.
+  const Micros rest = event.total - event.lag - event.quorum;
   event.worst_node = op.worst_node;
+  if (event.lag >= std::max(event.quorum, rest) && receiver.lag_node != UINT32_MAX)
+    event.worst_node = receiver.lag_node;
+  else if (event.quorum > rest)
+    event.worst_node = op.bounded ? op.quorum_node : op.last_node;
   return event;
+}
+
+// A result waited for a node to take part: counted, and said when it was long. `event` is its RESULT.
+void LaneImpl::tell_wait(Op* op, Event* event) {
+  op->trace.waited_for = event->worst_node;
+  const Micros waited = std::max(event->lag, event->quorum);
+  if (event->worst_node >= n || waited < event->total - event->lag - event->quorum) return;
+  PeerState& state = peers[event->worst_node].state;
+  ++state.ops_waited;
+  state.waited += waited;
+  if (waited < kSayWait || event->worst_node == self) return;
+  char name[kNameSize], what[96];
+  name_node(name, sizeof name, event->worst_node);
+  describe_op(what, sizeof what, *op);
+  std::snprintf(event->text, sizeof event->text, "%s waited %lld of its %lld ms for %s", what,
+                static_cast<long long>(waited / 1000), static_cast<long long>(event->total / 1000), name);
 }
 
 // All nodes begin together: those that others wait for PING often, yet no port gets more than 50,000 a second.

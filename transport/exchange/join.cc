@@ -59,6 +59,7 @@ Join::Join(JoinSettings settings) : settings_(std::move(settings)) {
   SLUICE_ASSERT(settings_.join_nonces[settings_.self].has_value());
   SLUICE_ASSERT(!settings_.ladder.empty() && settings_.lanes >= 1 && settings_.lanes <= UINT8_MAX);
   key_ = wire::control_key(settings_.job, settings_.key);
+  settings_.key.wipe();
   job_ = wire::job_id(settings_.job);
   lanes_ = settings_.lanes;
   peers_.resize(nodes);

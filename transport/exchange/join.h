@@ -202,7 +202,7 @@ class Join {
   double uniform();  // [0, 1)
 
   JoinSettings settings_;
-  std::array<uint8_t, 32> key_;  // of the control tag
+  Secret<32> key_;  // of the control tag
   uint32_t job_ = 0;
   std::vector<uint16_t> rungs_;  // payloads below the own largest, largest first
   State state_ = State::kJoining;

@@ -96,6 +96,7 @@ LaneImpl::LaneImpl(const Settings& given, Micros now, std::byte* pool)
     peer.last_heard = now;
     peer.next_ping = now;  // brings the grants
   }
+  settings.key.wipe();  // the sealer and the opener have made their own of it
   first_policy_.incast = static_cast<uint8_t>(std::clamp(settings.incast, 1U, 15U));
   if (settings.adaptive) pulse_words_.resize(2 * kPulseWindow * static_cast<size_t>(n) * kPulseWords);
   last_run_ = phase_began_ = now;
@@ -304,7 +305,9 @@ void LaneImpl::pump_pending(Micros now) {
   bool waits = false;
   for (Fifo<Pending>& pending : pending_) {
     while (!failed && !pending.empty()) {
-      if (!within_lag(pending.front().submission) || !admit(now, pending.front())) break;
+      if (!within_lag(pending.front().submission)) break;
+      note_lag(now);
+      if (!admit(now, pending.front())) break;
       pending.pop();
     }
     waits |= !pending.empty();
@@ -314,6 +317,8 @@ void LaneImpl::pump_pending(Micros now) {
   } else if (lag_ping_ == kNever) {
     lag_ping_ = now;
     lag_interval_ = 0;
+    lag_node_ = slowest(now);
+    lag_since_ = now;
   }
 }
 
@@ -359,6 +364,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   receiver.submission = submission;
   receiver.submitted = pending.submitted;
   receiver.admitted = now;
+  receiver.lag_node = pending.waited_for;
   receiver.bits.assign((geometry.stripe_blocks() + 63) / 64, 0);
   if (op->op_class != OpClass::kExact) {
     if (receiver.tag == nullptr) {

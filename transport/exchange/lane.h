@@ -41,6 +41,7 @@ struct Settings {
   uint64_t generation = 0;
   std::vector<wire::ViewMember> members;  // one per node, in view order
   std::vector<uint32_t> node_of_rank;     // node of each rank of the job
+  std::vector<std::string> node_names;    // for people: name and address of each node; empty: not known here
   uint32_t self = 0;                      // this node
   uint32_t lane = 0, lanes = 1;
   uint32_t payload = 1408;  // bytes of a full payload, including the verdict's reserve
@@ -120,14 +121,15 @@ struct Event {
   uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory
   Micros total = 0;               // submit to this event
   Micros lag = 0;                 // waiting for admission
-  Micros quorum = 0;              // waiting for half of the nodes
+  Micros quorum = 0;              // waiting for half of the nodes; for all of them where the op has no bound
   Micros push = 0;                // start to last push block sent
   uint64_t bytes_sent = 0;
   uint32_t late_nodes = 0;
-  uint32_t worst_node = UINT32_MAX;
+  uint32_t worst_node =
+      UINT32_MAX;  // that this op waited for longest: to be admitted, to come, or for its blocks
   uint32_t ranges_total = 0, ranges = 0;  // INCOMPLETE, and of a result that stays so: DIVERGED, errors
   MissingRange range[kEventRanges];
-  char text[320] = {};  // one line for a person; names op, tag, node and rank
+  char text[496] = {};  // one line for a person; names op, tag, node and rank
 };
 
 // A packet to send. Memory: header and tag belong to the lane until the next poll_send; the payload is the
@@ -146,6 +148,7 @@ struct Trace {
   OpClass op_class = OpClass::kExact;
   Status status = Status::kOk;
   uint64_t tag = 0, bytes = 0;
+  uint32_t waited_for = UINT32_MAX;  // Event::worst_node of its result
   Micros submitted = 0, admitted = 0, quorum = 0, first_push = 0, push_sent = 0, closed = 0, pull_sent = 0,
          result = 0;
 };
@@ -161,6 +164,8 @@ struct PeerState {
   uint64_t packets_sent = 0, bytes_sent = 0, packets_received = 0, bytes_received = 0;
   uint64_t blocks_repaired = 0;  // blocks that we asked this peer for again
   uint64_t blocks_late = 0;      // its pushed blocks that came after close
+  uint64_t ops_waited = 0;  // results here that took longest because it had not come to them or was behind
+  Micros waited = 0;        // and how long they waited for it, together
 };
 
 struct Counters {

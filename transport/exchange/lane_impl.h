@@ -35,6 +35,8 @@ inline constexpr Micros kPhaseAge = 24LL * 3600 * 1'000'000;  // of a key (proto
 inline constexpr Micros kRepairCap = 50'000;                  // longest repair interval
 inline constexpr uint32_t kTagsPerRank = 256;     // tags whose carry-over a rank can have on a lane
 inline constexpr Micros kLeastRepairCap = 1'000;  // an interval that no doubling needs to stay below
+inline constexpr size_t kNameSize = 208;          // of what name_node writes
+inline constexpr Micros kSayWait = 1'000'000;     // an op that waited this long for a node names it
 inline constexpr uint32_t kPendingOps = 256;      // submits of one rank that wait for admission
 
 // A fixed ring; full: push says so.
@@ -46,6 +48,7 @@ class Fifo {
   bool full() const { return count_ == items_.size(); }
   size_t size() const { return count_; }
   T& front() { return items_[first_]; }
+  T& at(size_t index) { return items_[(first_ + index) % items_.size()]; }
   const T& front() const { return items_[first_]; }
   bool push(const T& item) {
     if (full()) return false;
@@ -94,6 +97,9 @@ struct Control {
 struct Pending {
   Submission submission;
   Micros submitted = 0;
+  // The node that its admission has waited for longest so far.
+  uint32_t waited_for = UINT32_MAX;
+  Micros waited = 0;
 };
 
 // One block to send again.
@@ -135,7 +141,7 @@ class LaneImpl {
   Fifo<Trace> traces;
   bool failed = false;
   Status failure = Status::kOk;
-  char failure_text[320] = {};
+  char failure_text[sizeof(Event::text)] = {};
 
   PeerState peer_state(uint32_t node) const;
 
@@ -169,6 +175,7 @@ class LaneImpl {
   void settle(Micros now);
   bool verify(const wire::PacketView& packet, Micros now);
   Event make_event(const Op& op, uint32_t local_rank, uint8_t events, Status status, Micros now) const;
+  void tell_wait(Op* op, Event* event);
   void push_event(const Event& event);
   uint32_t quorum_ranks_needed() const;
 
@@ -187,7 +194,8 @@ class LaneImpl {
   void announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, bool frozen,
                  Micros now);
   void count_for_quorum(Op* op, uint32_t node, uint16_t ranks, bool counts, Micros now);
-  void wants_pull(Op* op, uint32_t node);
+  void wants_pull(Op* op, uint32_t node, Micros now);
+  void came(Op* op, uint32_t node, Micros now);
   void look_for_exit(Op* op, Micros now);
   bool add_block(Op* op, uint32_t node, uint32_t stripe, uint32_t elements, uint16_t ranks,
                  const std::byte* data);
@@ -316,6 +324,8 @@ class LaneImpl {
   void hear_policy(uint32_t node, const wire::Ping& body, std::span<const std::byte> record);
   void tell_all(Status reason, std::span<const uint32_t> named);
   void name_node(char* text, size_t size, uint32_t node) const;
+  uint32_t slowest(Micros now) const;
+  void note_lag(Micros now);
 
   // --- lane.cc ---
   Micros ping_interval(const Peer& peer) const;
@@ -343,6 +353,8 @@ class LaneImpl {
   Micros last_run_ = 0;  // of run_peers
   Micros lag_ping_ = kNever;
   Micros lag_interval_ = 0;
+  uint32_t lag_node_ = UINT32_MAX;  // whom submits wait for now, and since when
+  Micros lag_since_ = 0;
   uint32_t rotate_ = 0;
   bool new_debts_ = false;   // something is owed that open ops have not been offered
   bool settle_ = false;      // an op ended: done and base may move (settled at the end of each call)
@@ -364,7 +376,7 @@ class LaneImpl {
   OpClass abort_class_ = OpClass::kExact;
   wire::Abort abort_body_;
   Micros mismatch_at_ = kNever;
-  char mismatch_text_[320] = {};
+  char mismatch_text_[sizeof(Event::text)] = {};
   // What poll_send hands out.
   std::vector<wire::Header> headers_;
   std::vector<std::byte> tags_;

@@ -63,7 +63,8 @@ struct Receiver {
   uint32_t filled = 0;
   Micros submitted = 0;
   Micros admitted = 0;
-  Micros bound = kNever;  // exact: T; consistent: start + H + patience
+  uint32_t lag_node = UINT32_MAX;  // whom admission waited for
+  Micros bound = kNever;           // exact: T; consistent: start + H + patience
   Submission submission;
   std::vector<uint64_t> bits;  // blocks of the stripe over the whole tensor; capacity for the largest op
 };
@@ -142,7 +143,10 @@ struct Op {
   uint32_t repaired = 0;
   uint64_t bytes_sent = 0;
   uint32_t late_nodes = 0;
-  uint32_t worst_node = UINT32_MAX;
+  uint32_t worst_node = UINT32_MAX;   // whose blocks came last
+  uint32_t quorum_node = UINT32_MAX;  // that made t_q
+  uint32_t last_node = UINT32_MAX;    // that came to the op last of those that have come, and when
+  Micros last_came = 0;
   Trace trace;
 
   void wake_at(Micros when) { timer = when < timer ? when : timer; }

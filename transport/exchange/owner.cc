@@ -29,9 +29,16 @@ uint32_t LaneImpl::quorum_ranks_needed() const {
       std::ceil(settings.min_contribution * static_cast<double>(settings.node_of_rank.size())));
 }
 
-void LaneImpl::wants_pull(Op* op, uint32_t node) {
+// A node has a submit of the op, as far as known here.
+void LaneImpl::came(Op* op, uint32_t node, Micros now) {
+  op->last_node = node;
+  op->last_came = now;
+}
+
+void LaneImpl::wants_pull(Op* op, uint32_t node, Micros now) {
   NodeOp& x = op->nodes[node];
   if (x.receives) return;
+  if (!x.contributes) came(op, node, now);
   x.receives = true;
   if (node != self && op->owner == Op::Owner::kClosed && x.pull_sent < op->lane_blocks) ++op->pulls_open;
 }
@@ -40,8 +47,9 @@ void LaneImpl::wants_pull(Op* op, uint32_t node) {
 void LaneImpl::announced(Op* op, uint32_t node, bool contributes, bool receives, uint16_t ranks, bool frozen,
                          Micros now) {
   NodeOp& x = op->nodes[node];
-  if (receives) wants_pull(op, node);
+  if (receives) wants_pull(op, node, now);
   if (!contributes) return;
+  if (!x.contributes && !x.receives) came(op, node, now);
   x.contributes = true;
   // {contributes} alone does not count for t_q (section 4): {contributes, receives} or a frozen contribution does.
   count_for_quorum(op, node, ranks, x.receives || frozen, now);
@@ -61,6 +69,7 @@ void LaneImpl::count_for_quorum(Op* op, uint32_t node, uint16_t ranks, bool coun
   }
   if (op->quorum == 0 && op->quorum_nodes >= (n + 1) / 2 && op->quorum_ranks >= quorum_ranks_needed()) {
     op->quorum = now;
+    op->quorum_node = node;
     op->trace.quorum = now;
     op->wake_at(now + op->push_budget);
     set_late_wait(op);
@@ -250,7 +259,7 @@ void LaneImpl::add_own(Op* op, Micros now) {
 }
 
 void LaneImpl::node_complete(Op* op, uint32_t node, Micros now) {
-  op->worst_node = node;
+  if (op->late_nodes == 0) op->worst_node = node;
   ++op->nodes_in;
   SLUICE_ASSERT(op->nodes_in <= n);
   if (op->nodes_in == n) close(op, now);

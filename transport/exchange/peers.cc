@@ -83,9 +83,11 @@ void LaneImpl::run_peers(Micros now) {
     }
     const Micros silent = now - peer.last_heard;
     peer.suspect = silent > 3 * settings.peer_interval;
-    if (silent < lost_after || failed) continue;
+    // Who has not been met may still be finding out that it may begin, by HELLOs that are lost, too: the join's own time
+    // limit, or rank_timeout, ends that.
+    if (silent < (peer.met ? lost_after : std::max(lost_after, settings.rank_timeout)) || failed) continue;
     peer.lost = true;
-    char name[96], text[320];
+    char name[kNameSize], text[sizeof(Event::text)];
     name_node(name, sizeof name, node);
     std::snprintf(
         text, sizeof text,
@@ -95,6 +97,11 @@ void LaneImpl::run_peers(Micros now) {
     fail(now, Status::kPeerLost, text, true, std::span(&node, 1));
   }
   if (lag_ping_ <= now && !failed) {
+    if (const uint32_t node = slowest(now); node != lag_node_) {
+      note_lag(now);
+      lag_node_ = node;
+      lag_since_ = now;
+    }
     // A submit waits for `done` of the slowest: ask them at once, then after a round trip, doubling to 5 ms.
     Micros rtt = 1000;
     for (uint32_t node = 0; node < n; ++node) {
@@ -104,6 +111,48 @@ void LaneImpl::run_peers(Micros now) {
     }
     lag_interval_ = std::clamp<Micros>(2 * lag_interval_, rtt, 5000);
     lag_ping_ = now + lag_interval_;
+  }
+}
+
+// The live node that holds up admission now. Whoever is suspect holds up everybody that needs something of it. Of those
+// with the smallest `done` it is one that has not come to that op, and of these the one that has been silent longest: the
+// others may only wait for it in turn.
+uint32_t LaneImpl::slowest(Micros now) const {
+  const Op& slot = ops_[base_ % kWindow];
+  const Op* op = slot.open && slot.seq == base_ ? &slot : nullptr;
+  uint32_t found = UINT32_MAX;
+  bool found_came = false;
+  Micros found_silent = 0;
+  for (uint32_t node = 0; node < n; ++node) {
+    const Micros silent = now - peers[node].last_heard;
+    if (node == self || !peers[node].suspect || silent <= found_silent) continue;
+    found = node;
+    found_silent = silent;
+  }
+  if (found != UINT32_MAX) return found;
+  for (uint32_t node = 0; node < n; ++node) {
+    if (peers[node].done != base_) continue;
+    const bool came = op != nullptr && (op->nodes[node].contributes || op->nodes[node].receives);
+    const Micros silent = node == self ? -1 : now - peers[node].last_heard;
+    if (found != UINT32_MAX && (came != found_came ? came : silent <= found_silent)) continue;
+    found = node;
+    found_came = came;
+    found_silent = silent;
+  }
+  return found;
+}
+
+// Adds what has passed since the last look to the submits that wait. On the way: every lag_interval_, 5 ms at most.
+void LaneImpl::note_lag(Micros now) {
+  if (lag_ping_ == kNever) return;
+  for (Fifo<Pending>& pending : pending_) {
+    for (size_t i = 0; i < pending.size(); ++i) {
+      Pending& one = pending.at(i);
+      const Micros waited = now - std::max(lag_since_, one.submitted);
+      if (waited < one.waited || lag_node_ == UINT32_MAX) continue;
+      one.waited = waited;
+      one.waited_for = lag_node_;
+    }
   }
 }
 
@@ -122,7 +171,12 @@ void LaneImpl::name_node(char* text, size_t size, uint32_t node) const {
         static_cast<size_t>(std::snprintf(text + used, size - used, "%s%zu", listed == 0 ? " " : ",", rank));
     ++listed;
   }
-  std::snprintf(text + std::min(used, size - 2), size - std::min(used, size - 2), ")");
+  used = std::min(used, size - 2);
+  const bool known = node < settings.node_names.size() && !settings.node_names[node].empty();
+  // At most a name of 63 and an address of 63 characters, see Settings.
+  const int place = std::snprintf(text + used, size - used, "%s%s)", known ? "; " : "",
+                                  known ? settings.node_names[node].c_str() : "");
+  if (static_cast<size_t>(place) >= size - used) text[size - 2] = ')';
 }
 
 void LaneImpl::tell_all(Status reason, std::span<const uint32_t> named) {
@@ -145,20 +199,23 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
   }
   if (failed) return Drop::kNone;
   const uint32_t node = packet.header.sender;
-  char name[96], text[320];
+  char name[kNameSize], text[sizeof(Event::text)];
   name_node(name, sizeof name, node);
   auto status = static_cast<Status>(body.reason);
   if (body.reason < 16 || body.reason > 22) status = Status::kAborted;
   if (status == Status::kMismatch) return on_mismatch_abort(packet, body, now);
-  char about[96] = "";
+  char about[kNameSize] = "";
   uint16_t first = wire::kNoSender;
   if (body.count > 0) {
     std::memcpy(&first, packet.payload.data() + sizeof body, sizeof first);
     if (first < n) name_node(about, sizeof about, first);
   }
-  if (status == Status::kPeerLost && first < n && first != node) {  // (nobody reports his own loss)
+  if (status == Status::kPeerLost && first < n && first != node) {
     std::snprintf(text, sizeof text, "PEER_LOST: %s is gone, says %s; the job must be joined anew", about,
                   name);
+  } else if (status == Status::kPeerLost) {
+    std::snprintf(text, sizeof text,
+                  "PEER_LOST: a process of %s is gone, says its daemon; the job must be joined anew", name);
   } else if (status == Status::kViewChanged) {
     std::snprintf(text, sizeof text, "VIEW_CHANGED: %s has left this view; the job must be joined anew",
                   name);
@@ -174,6 +231,7 @@ Drop LaneImpl::on_abort(const wire::PacketView& packet, Micros now) {
 // Ends every open op and all later ones. The slots of the local ranks are theirs again when the events are out.
 void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std::span<const uint32_t> named) {
   if (failed) return;
+  note_lag(now);
   failed = true;
   failure = status;
   mismatch_at_ = kNever;
@@ -213,6 +271,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
       event.events = kEventResult | kEventResolved;
       event.status = status;
       event.total = event.lag = now - pending.submitted;
+      event.worst_node = pending.waited_for;
       std::snprintf(event.text, sizeof event.text, "%s", text);
       push_event(event);
     }
@@ -220,6 +279,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
   repairs_.clear();
   tails_.clear();
   lag_ping_ = kNever;
+  lag_node_ = UINT32_MAX;
   unfinished_ = false;
   settle_ = true;
 }

@@ -100,7 +100,10 @@ Drop LaneImpl::on_pull(const wire::PacketView& packet, Micros now) {
   NodeOp& x = op->nodes[header.sender];
   owner_closed(op, header.sender, now);
   op->late_nodes = std::max(op->late_nodes, listed);
-  op->worst_node = listed > 0 ? first_listed : header.sender;
+  if (listed > 0)
+    op->worst_node = first_listed;
+  else if (op->late_nodes == 0)
+    op->worst_node = header.sender;
   x.pull_tail_seen |= (header.flags & wire::kFlagTail) != 0;
   x.pull_timer = now + (x.pull_tail_seen ? repair_delay(header.sender) : silence_delay(*op, header.sender));
   x.pull_backoff = 0;
@@ -191,6 +194,7 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
   Status status = receiver.corrected != 0 && (what & kEventResult) != 0 ? Status::kCorrected : Status::kOk;
   if (receiver.ranges_total != 0) status = receiver.diverged ? Status::kDiverged : Status::kIncomplete;
   Event event = make_event(*op, local_rank, what, status, now);
+  if ((what & kEventResult) != 0) tell_wait(op, &event);
   if (receiver.diverged) {
     char here[96];
     describe_op(here, sizeof here, *op);
@@ -242,7 +246,9 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
     op->trace.result = now;
     op->trace.status = Status::kApproximated;
     settle_ = true;
-    push_event(make_event(*op, local_rank, kEventResult | kEventResolved, Status::kApproximated, now));
+    Event event = make_event(*op, local_rank, kEventResult | kEventResolved, Status::kApproximated, now);
+    tell_wait(op, &event);
+    push_event(event);
     return;
   }
   if (op->op_class == OpClass::kConsistent && op->bounded && op->start != 0) {
@@ -271,7 +277,8 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
       }
     }
     Event event = make_event(*op, local_rank, kEventResult, Status::kIncomplete, now);
-    char slow[96] = "";
+    tell_wait(op, &event);
+    char slow[kNameSize] = "";
     if (event.ranges > 0) name_node(slow, sizeof slow, event.range[0].owner);
     std::snprintf(event.text, sizeof event.text,
                   "INCOMPLETE: %s: %u of %u blocks came by the deadline; first hole: %u elements from %llu "
@@ -300,16 +307,21 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
       if (node != self && missing_from(*op, node)) missing.push_back(node);
     }
   }
-  char names[128] = "nobody else";
+  char names[288] = "nobody else";
   size_t used = 0;
-  for (size_t i = 0; i < missing.size() && used + 60 < sizeof names; ++i) {
-    char name[96];
+  for (size_t i = 0; i < missing.size() && used + 32 < sizeof names; ++i) {
+    char name[kNameSize];
     name_node(name, sizeof name, missing[i]);
-    used += static_cast<size_t>(
-        std::snprintf(names + used, sizeof names - used, "%s%.58s", i == 0 ? "" : ", ", name));
+    const auto length = static_cast<size_t>(
+        std::snprintf(names + used, sizeof names - used, "%s%s", i == 0 ? "" : ", ", name));
+    if (used + length >= sizeof names - 16) {  // whole names only; the first one fits always
+      std::snprintf(names + used, sizeof names - used, " and %zu more", missing.size() - i);
+      break;
+    }
+    used += length;
   }
   const bool exact = !op->bounded;
-  char text[320];
+  char text[sizeof(Event::text)];
   std::snprintf(text, sizeof text,
                 "%s: %s did not %s within %lld ms; waiting for %s. Look at these processes, or raise %s",
                 exact ? "OP_TIMEOUT" : "RANK_TIMEOUT", what, exact ? "end" : "begin",
@@ -361,7 +373,7 @@ Drop LaneImpl::on_gone(const wire::PacketView& packet, Micros now) {
   const Op* op = find(packet.header.op_seq);
   if (op == nullptr || !missing_from(*op, packet.header.sender)) return Drop::kNone;
   ++counters.gone_open;
-  char name[96], what[96], text[320];
+  char name[kNameSize], what[96], text[sizeof(Event::text)];
   name_node(name, sizeof name, packet.header.sender);
   describe_op(what, sizeof what, *op);
   std::snprintf(text, sizeof text,

@@ -129,8 +129,8 @@ void LaneImpl::tick(Micros now) {
   }
   for (Fifo<Pending>& pending : pending_) {
     if (failed || pending.empty() || now < pending.front().submitted + settings.rank_timeout) continue;
-    char text[320];
-    char slow[96] = "memory of the pool";
+    char text[sizeof(Event::text)];
+    char slow[kNameSize] = "memory of the pool";
     uint32_t holder = self;
     for (uint32_t node = 0; node < n; ++node) {
       if (peers[node].done < peers[holder].done) holder = node;

@@ -86,9 +86,9 @@ uint32_t epoch_of(const ViewHash& hash) {
 
 uint32_t job_id(std::string_view job) { return epoch_of(sha256({bytes_of(job)})); }
 
-std::array<uint8_t, 32> control_key(std::string_view job, const JobKey& key) {
+Secret<32> control_key(std::string_view job, const JobKey& key) {
   Bytes32 prk = extract(job, key);
-  Bytes32 out;
+  Secret<32> out;
   hkdf_expand(prk, bytes_of(std::string_view("ctl")), out);
   OPENSSL_cleanse(prk.data(), prk.size());
   return out;

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/secret.h"
+
 namespace sluice::wire {
 
 enum class Sealing : uint8_t {
@@ -22,7 +24,7 @@ enum class Sealing : uint8_t {
   kAuth = 1,  // AES-128-GMAC over header and payload (default)
 };
 
-using JobKey = std::array<uint8_t, 32>;
+using JobKey = Secret<32>;
 using Nonce128 = std::array<uint8_t, 16>;
 using ViewHash = std::array<uint8_t, 32>;
 
@@ -38,7 +40,7 @@ uint32_t epoch_of(const ViewHash& hash);
 // The lookup key of a job: first 32 bits of SHA-256 over its name.
 uint32_t job_id(std::string_view job);
 // HKDF-Extract(salt = job + "sluice1", key) then Expand for the control key (HELLO).
-std::array<uint8_t, 32> control_key(std::string_view job, const JobKey& key);
+Secret<32> control_key(std::string_view job, const JobKey& key);
 // HMAC-SHA-256 cut to 16 bytes, for HELLO and HELLO_ACK.
 std::array<std::byte, 16> control_tag(const std::array<uint8_t, 32>& key, std::span<const std::byte> header,
                                       std::span<const std::byte> payload);

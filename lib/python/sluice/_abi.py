@@ -11,7 +11,7 @@ import threading
 # The interface that the structures below describe. Before 1.0 a minor version may change it.
 VERSION = (0, 1)
 LIBRARY = "libsluice.so.0"
-CARD_BYTES = 128
+CARD_BYTES = 192
 KEY_BYTES = 32
 NO_NODE = 0xFFFFFFFF  # worst_node: none
 MAX_RANGES = 16  # missing ranges that a report lists
@@ -101,6 +101,8 @@ class JobInfo(ctypes.Structure):
         ("arena_bytes", ctypes.c_uint64),
         ("max_op_bytes", ctypes.c_uint64),
         ("carry_over", ctypes.c_uint32),
+        ("node_name", ctypes.c_char * 64),
+        ("node_address", ctypes.c_char * 64),
     ]
 
 

@@ -46,10 +46,10 @@ class Report:
     blocks_expected, blocks_received, blocks_skipped, blocks_uncounted, blocks_repaired, blocks_filled (best_effort: by
                   rule), blocks_discarded (of carry-over)
     total_ms, wait_ms, lag_ms, push_ms
-    late_nodes    how many nodes were not counted in full; worst_node: the one waited for last, or None
+    late_nodes    how many nodes were not counted in full; worst_node: the one that the op waited for longest, or None
     bytes_sent    datagram bytes of this node for this op, until its result was complete
     missing       [(first element, elements, owner)], at most 16; missing_total: how many there are
-    text          one line for a person, "" when all is well
+    text          one line for a person: what went wrong, or whom the op waited for 1 s or longer; else ""
     """
 
     __slots__ = ("status", "status_code", "op", "tag", "result", "resolved", "blocks_expected", "blocks_received",
@@ -113,7 +113,7 @@ class Connection:
             raise InvalidArgument("sluice: the connection is closed")
 
     def card(self, job, rank, world_size, timeout=5.0, generation=0):
-        """This rank's card for `job`, 128 bytes: what every other rank needs before all can join. Good for one join.
+        """This rank's card for `job`, 192 bytes: what every other rank needs before all can join. Good for one join.
         generation: of the view, where ranks meet anew (after a lost daemon, for one): higher than any before. What is left
         of older views here ends with ViewChanged."""
         self._check()
@@ -201,6 +201,7 @@ class Job:
         self.rank, self.world_size = info.rank, info.world_size
         self.node, self.nodes, self.lanes = info.node, info.nodes, info.lanes
         self.payload_bytes, self.arena_bytes, self.max_op_bytes = info.payload_bytes, info.arena_bytes, info.max_op_bytes
+        self.node_name, self.node_address = (text.decode(errors="replace") for text in (info.node_name, info.node_address))
         self.carry_over = bool(info.carry_over)  # what `consistent` does not count of a rank's is added to its later calls
 
     def _check(self):

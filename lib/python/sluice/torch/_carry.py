@@ -127,9 +127,15 @@ class Carry:
             self.due = {name: values.detach().clone().view(-1) for name, values in carry.items()}
 
     def forget_due(self):
-        """A new view: some ranks have added what is due to a result already, others have not, so nobody does any more."""
+        """A new view: some ranks have added what is due to a result already, others have not, so nobody does any more.
+        How many elements that were."""
         with self._lock:
-            self.due = {}
+            dropped, self.due = self.due, {}
+        return sum(values.numel() for values in dropped.values())
+
+    def empty(self):
+        with self._lock:
+            return not self.owed and not self.due
 
     def pending(self):
         """What is to be added to the next results, by name."""

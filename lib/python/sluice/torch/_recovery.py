@@ -232,7 +232,7 @@ class Recovery:
         state, views = self._state, self.views
         before = len(views.members)
         views.members = plan["members"]
-        state._carry.forget_due()
+        state._stats.add("carry_dropped", state._carry.forget_due())
         if plan["mode"] == "allreduce":
             return self._fall_back(plan)
         settings = state._settings
@@ -287,11 +287,21 @@ def meet(state, process_group, problem):
     return "; ".join(f"rank {rank}: {answer['problem']}" for rank, answer in enumerate(answers) if answer["problem"])
 
 
-def allreduce(tensor, process_group):
-    """The mean of a bucket by the process group, as DDP's own allreduce hook makes it; a future of the tensor."""
+def allreduce(tensor, process_group, carry=None, layout=None, scale=0.0):
+    """The mean of a bucket by the process group, as DDP's own allreduce hook makes it; a future of the tensor. What `carry`
+    (a Carry, or None) has for the parameters of the bucket, a Layout, goes along: what this rank owes into its
+    contribution, what is due to all into the result."""
     group = process_group if process_group is not None else dist.group.WORLD
+    if carry is not None:
+        carry.add_owed(layout, tensor, scale)
     tensor.div_(dist.get_world_size(group))
-    return dist.all_reduce(tensor, group=group, async_op=True).get_future().then(lambda done: done.value()[0])
+
+    def finish(done):
+        mean = done.value()[0]
+        if carry is not None:
+            carry.add_due(layout, mean, scale)
+        return mean
+    return dist.all_reduce(tensor, group=group, async_op=True).get_future().then(finish)
 
 
 def nothing(tensor):

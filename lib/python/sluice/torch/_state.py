@@ -82,6 +82,7 @@ class State(Calls):
         self._optimizer = self._recovery = self._process_group = None
         self._exchange = self._why_fallback = None  # after the fallback: what takes the engine's place
         self.needs_resync = False
+        self._long_waits = 0
         self.grad_scaler = None
         self.closed = False
 
@@ -153,7 +154,8 @@ class State(Calls):
         settings = self._settings
         run = hashlib.sha256(b"sluice run" + key).hexdigest()[:16]  # other Jobs of this name may use the same store
         store = _views.Store(_rendezvous.store(), f"sluice/{settings.job}/{run}")
-        facts = {"pid": os.getpid(), "host": sockets.gethostname(), "node": self._job.node}
+        facts = {"pid": os.getpid(), "host": sockets.gethostname(), "node": self._job.node,
+                 "name": self._job.node_name, "address": self._job.node_address}
         views = _views.Views(store, rank, range(world_size), facts, settings.on_peer_loss == "continue",
                              settings.fallback == "allreduce", self._end_view)
         views.placed(self._job.node, self._job.nodes)
@@ -267,9 +269,12 @@ class State(Calls):
             self._sample_drift(step)
         if self._exchange is not None:
             self._check_usable()
-            self._step_begins = is_last
+            scale = self._scale(is_last)
             self._stats.add("buckets")
-            return _recovery.allreduce(tensor, self._process_group)
+            if tensor.is_sparse or self._carry.empty():
+                return _recovery.allreduce(tensor, self._process_group)
+            layout = Layout([self._names.name(p) for p in parameters], [p.numel() for p in parameters], None, [])
+            return _recovery.allreduce(tensor, self._process_group, self._carry, layout, scale)
         future = self._reduce(engine, step, tensor, parameters, is_last)
         if step is not None and is_last:
             step.close()
@@ -430,6 +435,10 @@ class State(Calls):
 
     def _seen(self, part, report):
         """Completion thread: a result came in."""
+        if report.ok and report.text:  # it waited long for a node, which the text names
+            self._long_waits += 1
+            if self._long_waits & (self._long_waits - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                self._said.append(f"sluice: job {self.job}, rank {self.rank}: {report.text} ({self._long_waits} such ops so far)")
         if report.status_code not in (_abi.INCOMPLETE, _abi.DIVERGED) or self._settings.on_incomplete == "ignore":
             return
         self.needs_resync = True
@@ -463,8 +472,9 @@ class State(Calls):
         _received, _skipped, _uncounted (own, not in their op's sum), _repaired, _filled (best_effort), and of the own
         ones: _counted, _carried (they join a later op), _discarded; carry_over; approximated_ratio (blocks of results that are
         missing here, and own blocks that are in no sum, of those expected); late_ops, late_nodes,
-        worst_nodes {node: how often it came last}; waits; resyncs, needs_resync; rejoins (views that were entered),
-        steps_lost (their gradients were dropped), view, fallback (why, or None); densified; tags {tag: parameters,
+        worst_nodes {node: how often it was waited for longest}, waited_ms {node: how long, together}, longest_wait {op, tag, ms,
+        node, text}; waits; resyncs, needs_resync; rejoins (views that were entered),
+        steps_lost (their gradients were dropped), carry_dropped (elements of load_state_dict() that a new view dropped), view, fallback (why, or None); densified; tags {tag: parameters,
         elements, type, ops, incomplete, round_ms}; drift {last, max, samples}: what drift() saw."""
         self._speak()
         facts = {"job": self.job, "rank": self.rank, "world_size": self.world_size,

@@ -24,7 +24,7 @@ class _Tag:
 
 COUNTERS = ("ops", "buckets", "bytes", "bytes_sent", "incomplete", "corrected", "blocks_expected", "blocks_received",
             "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "late_ops", "late_nodes", "waits", "resyncs",
-            "densified", "rejoins", "steps_lost")
+            "densified", "rejoins", "steps_lost", "carry_dropped")
 
 
 class Stats:
@@ -34,6 +34,8 @@ class Stats:
         self._lock = threading.Lock()
         self.counts = dict.fromkeys(COUNTERS, 0)
         self._worst = collections.Counter()
+        self._waited_ms = collections.Counter()
+        self._longest = None  # (part, report) of the op that waited longest for a node
         self._rounds = collections.deque(maxlen=KEPT_ROUNDS)
         self._waits = collections.deque(maxlen=KEPT_ROUNDS)
         self._recent = collections.deque(maxlen=KEPT_RECENT)
@@ -63,6 +65,9 @@ class Stats:
             counts["corrected"] += report.status == "CORRECTED"
             if report.worst_node is not None:
                 self._worst[report.worst_node] += 1
+                self._waited_ms[report.worst_node] += report.wait_ms
+                if report.wait_ms > (self._longest[1].wait_ms if self._longest else 0.0):
+                    self._longest = part, report
             self._rounds.append(report.total_ms)
             self._waits.append(report.wait_ms)
             self._recent.append((part, report, finished))
@@ -99,12 +104,20 @@ class Stats:
                 "wait_ms": {"p50": quantile(waits, 0.5), "p99": quantile(waits, 0.99), "max": max(waits, default=0.0)},
                 "approximated_ratio": missing / expected if expected else 0.0,
                 "worst_nodes": dict(self._worst),
+                "waited_ms": dict(self._waited_ms),
+                "longest_wait": self._longest_wait(),
                 "drift": dict(self._drift),
                 "tags": {f"{tag:016x}": {"parameters": t.parameters, "elements": t.count, "type": t.dtype, "ops": t.ops,
                                          "incomplete": t.incomplete,
                                          "round_ms": {"p50": quantile(t.rounds, 0.5), "p99": quantile(t.rounds, 0.99)}}
                          for tag, t in self._tags.items()},
             }
+
+    def _longest_wait(self):
+        if self._longest is None:
+            return None
+        part, report = self._longest
+        return {"op": report.op, "tag": f"{part.tag:016x}", "ms": report.wait_ms, "node": report.worst_node, "text": report.text}
 
     def recent(self):
         """The last ops, oldest first, as dicts; times in seconds of time.monotonic()."""

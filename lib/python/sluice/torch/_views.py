@@ -114,9 +114,10 @@ class Views:
         self._node, self._nodes = node, nodes
 
     def describe(self, rank):
-        """'rank 3 (pid 4242 on host)'"""
+        """'rank 3 (pid 4242 on host, node 2: gpu-3 at 10.0.0.3:9470)'"""
         facts = json.loads(self._store.read(f"facts/{rank}") or "{}")
-        return f"rank {rank} (pid {facts.get('pid', '?')} on {facts.get('host', '?')}, node {facts.get('node', '?')})"
+        return (f"rank {rank} (pid {facts.get('pid', '?')} on {facts.get('host', '?')}, node {facts.get('node', '?')}: "
+                f"{facts.get('name', '?')} at {facts.get('address', '?')})")
 
     # --- Being there
 
