@@ -39,6 +39,8 @@ enum class Request : uint32_t {
 inline constexpr uint32_t kFlagDrop =
     1;  // kTakeCarry: there is no slot; what is owed is dropped, as undecided
 inline constexpr uint32_t kMaxTakes = 16;  // kTakeCarry of one rank on one lane
+inline constexpr uint32_t kFlagScaled =
+    4;  // kAllreduce: the client has a loss scale, be it 1 now (implied by any other)
 
 // One collective call of one rank. `op_seq` counts the calls of the rank in the job from 0; every rank makes the calls
 // in the same order. Sizes in elements, offsets in bytes from the start of the arena, 64-byte aligned.
@@ -49,7 +51,7 @@ struct Descriptor {
   uint32_t request = 0;
   uint32_t op_seq = 0;
   uint64_t count = 0;         // elements of the tensor
-  uint64_t tag = 0;           // stable name of this tensor from step to step
+  uint64_t tag = 0;           // stable name of this tensor from step to step; 0: none
   uint64_t contribution = 0;  // slot with `count` elements; the daemon's until RESOLVED
   uint64_t result = 0;        // slot with `count` elements; the daemon's until RESULT
   uint32_t deadline_us = 0;   // H of this op (bounded), T (exact); 0: the job's setting

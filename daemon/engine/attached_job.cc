@@ -87,7 +87,8 @@ const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uin
   if (!(std::isfinite(d.loss_scale) && d.loss_scale > 0))
     return "descriptor: loss_scale is not a number above 0";
   if (d.loss_scale != 1.0F && !floating) return "descriptor: loss_scale of integers";
-  if ((d.flags & ~(take ? ipc::kFlagDrop : 0U)) != 0) return "descriptor: unknown flags";
+  if ((d.flags & ~(take ? ipc::kFlagDrop : ipc::kFlagScaled)) != 0) return "descriptor: unknown flags";
+  if ((d.flags & ipc::kFlagScaled) != 0 && !take && !floating) return "descriptor: loss_scale of integers";
   const uint64_t size = element_size(static_cast<ElementType>(d.element_type));
   if (d.count > max_op_bytes / size) return "descriptor: tensor is larger than max_op_bytes";
   if (take) {
@@ -121,6 +122,7 @@ exchange::Submission submission_of(const LaneClient& client, const ipc::Descript
   submission.op_class = static_cast<OpClass>(descriptor.op_class);
   submission.deadline = descriptor.deadline_us;
   submission.loss_scale = descriptor.loss_scale;
+  submission.scaled = (descriptor.flags & ipc::kFlagScaled) != 0;
   submission.contribution = client.arena + descriptor.contribution;
   submission.result = client.arena + descriptor.result;
   submission.cookie = descriptor.cookie;

@@ -78,7 +78,7 @@ int Job::allreduce(const void* contribution, void* result, uint64_t count, int t
   call.op_class = static_cast<OpClass>(op_class);
   call.tag = options.tag;
   call.deadline_us = options.deadline_us;
-  call.loss_scale = options.loss_scale == 0.0F || !is_float(call.type) ? 1.0F : options.loss_scale;
+  call.loss_scale = is_float(call.type) ? options.loss_scale : 0;
   return submit(call, handle);
 }
 

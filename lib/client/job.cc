@@ -142,7 +142,10 @@ int Job::submit(const Call& call, sluice_op* handle) {
       d.element_type = static_cast<uint8_t>(call.type);
       d.wire_type = d.element_type;
       d.op_class = static_cast<uint8_t>(call.op_class);
-      d.loss_scale = call.loss_scale;
+      if (call.loss_scale != 0) {
+        d.loss_scale = call.loss_scale;
+        d.flags |= ipc::kFlagScaled;
+      }
       d.cookie = OpTable::handle_of(next_);
       op->temporary = call.temporary;
       op->count = call.count;

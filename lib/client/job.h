@@ -38,7 +38,7 @@ struct Call {
   OpClass op_class = OpClass::kExact;
   uint64_t tag = 0;
   uint32_t deadline_us = 0;
-  float loss_scale = 1.0F;
+  float loss_scale = 0;  // 0: none
   // A slot of the arena that is freed when the op is resolved (and by submit itself when it fails).
   std::optional<uint64_t> temporary;
   // Takes both slots from the job's own reserve (64 bytes each) instead of `contribution` and `result`.

@@ -187,9 +187,9 @@ SLUICE_API void sluice_free(sluice_job* job, void* buffer);
 typedef struct sluice_op_options {
   size_t size;           /* sizeof(sluice_op_options) */
   sluice_class op_class; /* default: SLUICE_EXACT */
-  uint64_t tag;          /* stable name of "the same tensor at the next step"; 0: none */
+  uint64_t tag;          /* stable name of this tensor from step to step; 0: none, nothing carries over */
   uint32_t deadline_us;  /* bound of this op; 0: the job's */
-  float loss_scale;      /* the AMP loss scale of the contribution, finite and above 0; 0 or 1: none */
+  float loss_scale;      /* AMP loss scale of the contribution, finite and above 0, 1 is one too; 0: none */
 } sluice_op_options;
 
 /* result = sum or mean over all ranks of contribution, element by element. Both buffers come from sluice_alloc, do not
@@ -213,11 +213,11 @@ SLUICE_API int sluice_all_gather(sluice_job* job, const void* contribution, void
 
 /* --- Carry-over ------------------------------------------------------------------------------------------------ */
 
-/* Where the daemons carry over (exchange.carry_over), what a CONSISTENT call did not count of this rank's contribution
- * is added to its next contribution of the same tag, kind, type and count; the daemon keeps it. A contribution that came
- * too late as a whole stays in its buffer until then: SLUICE_EVENT_RESOLVED comes with a later call of the tag. Under AMP
- * `loss_scale` of each call says how its contribution was scaled; what is kept has no scale, and takes that of the call
- * it goes out with.
+/* Where the daemons carry over (exchange.carry_over), what a CONSISTENT call with a tag did not count of this rank's
+ * contribution is added to its next contribution of the same tag, kind, type and count; the daemon keeps it. A
+ * contribution that came too late as a whole stays in its buffer until then: SLUICE_EVENT_RESOLVED comes with a later
+ * call of the tag. Under AMP `loss_scale` of each call says how its contribution was scaled; what is kept has no scale,
+ * and takes that of the call it goes out with.
  *
  * The two calls below take back what is owed, as `count` values of the type in which elements are summed: SLUICE_F32 for
  * SLUICE_F16 and SLUICE_BF16, else the type itself; without loss scale, 0 where nothing is owed. They wait until the

@@ -161,10 +161,12 @@ void QuorumChecker::on_submit(Micros /*now*/, uint32_t rank, uint32_t op, Status
 void QuorumChecker::on_sent(const Sent& sent) {
   const uint32_t op = sent.header.op_seq;
   if (op >= ranks_.size()) return;
-  // A node that owes something under the tag of an op contributes it without a call (protocol, section 7).
-  if (static_cast<Type>(sent.header.type) == Type::kPush) {
-    ranks_[op][sent.node] = std::max<uint32_t>(ranks_[op][sent.node], sent.header.ranks);
-  }
+  // A node that owes something under the tag of an op contributes it without a call (protocol, section 7). What it holds
+  // its PUSH tells, or its ANNOUNCE once it has frozen.
+  bool frozen = static_cast<Type>(sent.header.type) == Type::kPush;
+  if (wire::Announce body; static_cast<Type>(sent.header.type) == Type::kAnnounce)
+    frozen = wire::read_payload(sent.payload, &body) && (body.flags & wire::kFrozen) != 0;
+  if (frozen) ranks_[op][sent.node] = std::max<uint32_t>(ranks_[op][sent.node], sent.header.ranks);
   if (static_cast<Type>(sent.header.type) != Type::kPull || pulling_[op][sent.node]) return;
   pulling_[op][sent.node] = true;
   if (options_.mismatch && op == options_.mismatch_op) return;

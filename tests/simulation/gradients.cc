@@ -150,7 +150,7 @@ Gradients::Gradients(const Options& options)
   std::vector<OpShape> shapes;
   for (uint32_t op = 0; op < options.program.size(); ++op) {
     const OpShape& shape = options.program[op];
-    if (shape.op_class != OpClass::kConsistent) continue;
+    if (shape.op_class != OpClass::kConsistent || shape.tag == 0) continue;
     uint32_t tag = 0;
     while (tag < shapes.size() && !(shapes[tag].tag == shape.tag && shapes[tag].count == shape.count &&
                                     shapes[tag].type == shape.type && shapes[tag].kind == shape.kind))

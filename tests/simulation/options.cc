@@ -23,7 +23,7 @@ std::string describe(const OpShape& shape) {
   return fmt::format("{} {} {} x {}{}{}{}", class_name(shape.op_class),
                      shape.kind == ReduceKind::kSum ? "sum" : "mean", element_type_name(shape.type),
                      shape.count, shape.deadline == 0 ? "" : fmt::format(" within {} us", shape.deadline),
-                     shape.loss_scale == 1 ? "" : fmt::format(" scale {}", shape.loss_scale),
+                     !shape.scaled ? "" : fmt::format(" scale {}", shape.loss_scale),
                      shape.retire ? " after retire" : "");
 }
 

@@ -21,6 +21,7 @@ struct OpShape {
   uint64_t tag = 0;
   Micros deadline = 0;   // H or T of this op; 0: the job's
   float loss_scale = 1;  // under AMP; a power of two
+  bool scaled = false;   // the trainers have a loss scale, be it 1
   bool retire = false;   // before this op every rank takes what it owes under its tag (tag_retire, flush)
 };
 

@@ -420,6 +420,7 @@ class CarryTest : public testing::Test {
     OpShape shape;
     shape.count = 336;
     shape.op_class = OpClass::kConsistent;
+    shape.tag = 5;
     options_.program.assign(kOps, shape);
   }
   // The sum of these contributions (op, rank).

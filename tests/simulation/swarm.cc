@@ -93,7 +93,9 @@ Buckets draw_buckets(Random* random, const Options& options, bool tiny) {
     buckets.most.push_back(static_cast<uint32_t>(most));
     const bool scaled = options.carry_over && is_float(shape.type) && random->chance(0.3);
     buckets.scale_every.push_back(scaled ? static_cast<uint32_t>(random->between(1, 6)) : 0);
-    if (scaled) buckets.shapes.back().loss_scale = static_cast<float>(random->pick({0.25, 2.0, 8.0, 16.0}));
+    buckets.shapes.back().scaled = scaled;
+    if (scaled)
+      buckets.shapes.back().loss_scale = static_cast<float>(random->pick({0.25, 1.0, 1.0, 8.0, 16.0}));
   }
   return buckets;
 }
@@ -127,6 +129,7 @@ void draw_long_program(Random* random, Options* options) {
       shape.op_class = OpClass::kExact;
       shape.tag ^= 1;
       shape.loss_scale = 1;
+      shape.scaled = false;
       shape.retire = false;
     } else if (random->chance(best_share)) {
       best.tag = random->next();
@@ -172,6 +175,7 @@ void draw_program(Random* random, Options* options) {
       shape = {.count = shape.count, .op_class = shape.op_class, .tag = shape.tag};
     shape.tag ^= 1;  // not of a bucket, whose ops have one size
     shape.loss_scale = 1;
+    shape.scaled = false;
     shape.retire = false;
   }
 }
@@ -431,6 +435,7 @@ Options mismatch(uint64_t seed) {
       shape.type = static_cast<ElementType>((static_cast<uint32_t>(shape.type) + 1) % kElementTypes);
       shape.kind = ReduceKind::kSum;
       shape.loss_scale = 1;
+      shape.scaled = false;
       break;
     default:
       shape.op_class = shape.op_class == OpClass::kExact ? OpClass::kConsistent : OpClass::kExact;

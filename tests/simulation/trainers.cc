@@ -75,6 +75,7 @@ bool Cluster::submit_ready(Rank* rank) {
     submission.op_class = shape.op_class;
     submission.deadline = shape.deadline;
     submission.loss_scale = shape.loss_scale;
+    submission.scaled = shape.scaled;
     submission.contribution = call.contribution.data();
     submission.result = call.result.data();
     submission.cookie = mix(rank->id, op);

@@ -45,6 +45,9 @@ TEST(Descriptor, GoodOnesPass) {
   d.op_class = static_cast<uint8_t>(OpClass::kBestEffort);
   d.loss_scale = 65536;
   EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr);
+  d.loss_scale = 1;
+  d.flags = ipc::kFlagScaled;
+  EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr);
 }
 
 // kTakeCarry has one slot, of accumulators, and no contribution.
@@ -60,7 +63,7 @@ TEST(Descriptor, OfATake) {
   EXPECT_NE(std::string(check_descriptor(d, kArena, kMaxOp)).find("outside"), std::string::npos);
   d.flags = ipc::kFlagDrop;
   EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr) << "there is no slot";
-  d.flags = 2;
+  d.flags = ipc::kFlagScaled;
   EXPECT_NE(check_descriptor(d, kArena, kMaxOp), nullptr);
 }
 
@@ -97,7 +100,13 @@ TEST(Descriptor, BadOnesAreNamed) {
          d->loss_scale = 2;
          d->element_type = d->wire_type = static_cast<uint8_t>(ElementType::kU8);
        }},
+      {"loss_scale",
+       [](ipc::Descriptor* d) {
+         d->flags = ipc::kFlagScaled;
+         d->element_type = d->wire_type = static_cast<uint8_t>(ElementType::kU8);
+       }},
       {"flags", [](ipc::Descriptor* d) { d->flags = 1; }},
+      {"flags", [](ipc::Descriptor* d) { d->flags = 8; }},
       {"max_op_bytes", [](ipc::Descriptor* d) { d->count = kMaxOp / 4 + 1; }},
       {"max_op_bytes", [](ipc::Descriptor* d) { d->count = kHuge; }},
       {"max_op_bytes", [](ipc::Descriptor* d) { d->count = kHuge / 4 + 1; }},  // x 4 overflows to 0

@@ -52,6 +52,7 @@ class Carry : public testing::Test {
                                 uint32_t rank = 0, float scale = 1) {
     auto made = std::make_shared<Call<T>>(seq, std::move(values), OpClass::kConsistent, type);
     slots.push_back(made);
+    made->submission.scaled = scaled;
     made->submission.local_rank = rank;
     made->submission.loss_scale = scale;
     EXPECT_EQ(net->submit(node, *made), Status::kOk);
@@ -65,6 +66,7 @@ class Carry : public testing::Test {
   }
 
   Settings settings = small_settings({0});
+  bool scaled = false;                       // the clients have a loss scale
   std::vector<std::shared_ptr<void>> slots;  // of all calls: lanes read and write them until RESOLVED
   std::unique_ptr<LaneNet> net;
 };
@@ -229,6 +231,51 @@ TEST_F(Carry, WhatComesToBeOwedGoesWithAnOpThatIsOpen) {
   EXPECT_EQ(net->event(2, 0, kEventResolved).blocks_uncounted, 0U);
   EXPECT_EQ(owed(2, own->submission), Floats(900, 200));
   EXPECT_TRUE(net->lanes[2]->drained());
+}
+
+// Without a tag nothing says that the next op is the same tensor: counted ranks divide, and what comes late is lost.
+TEST_F(Carry, WithoutATagNothingIsCarried) {
+  start({0, 1, 2});
+  const auto mean = [&](uint32_t node, uint32_t seq, float value) {
+    auto made = std::make_shared<Call<float>>(seq, Floats(900, value), OpClass::kConsistent,
+                                              ElementType::kF32, ReduceKind::kMean);
+    slots.push_back(made);
+    made->submission.tag = 0;
+    EXPECT_EQ(net->submit(node, *made), Status::kOk);
+    return made;
+  };
+  const auto first = mean(0, 0, 1);
+  mean(1, 0, 3);
+  net->run(20'000);
+  EXPECT_EQ(first->out, Floats(900, 2));
+  const auto late = mean(2, 0, 100);
+  net->run(20'000);
+  EXPECT_EQ(late->out, Floats(900, 2));
+  EXPECT_GT(net->event(2, 0, kEventResolved).blocks_uncounted, 0U);
+  const auto next = mean(0, 1, 3);
+  mean(1, 1, 6);
+  mean(2, 1, 9);
+  net->run(20'000);
+  EXPECT_EQ(next->out, Floats(900, 6));
+  EXPECT_EQ(owed(2, late->submission), Floats(900, 0));
+}
+
+// A loss scale that begins at 1 is one all the same: what is owed under it waits for a call that says the scale of the op.
+TEST_F(Carry, AScaleOfOneIsAScale) {
+  scaled = true;
+  start({0, 1, 2});
+  const auto first = call<float>(0, 0, Floats(900, 1), ElementType::kF32);
+  call<float>(1, 0, Floats(900, 2), ElementType::kF32);
+  net->run(20'000);
+  const auto second = call<float>(0, 1, Floats(900, 80), ElementType::kF32, 0, 8);
+  call<float>(1, 1, Floats(900, 160), ElementType::kF32, 0, 8);
+  net->run(1'000);
+  call<float>(2, 0, Floats(900, 100), ElementType::kF32);
+  net->run(20'000);
+  EXPECT_EQ(second->out, Floats(900, 240));
+  const auto own = call<float>(2, 1, Floats(900, 1600), ElementType::kF32, 0, 8);
+  net->run(20'000);
+  EXPECT_EQ(owed(2, own->submission), Floats(900, 300));
 }
 
 TEST_F(Uncounted, CarryThatIsTooLongGoes) {

@@ -340,7 +340,7 @@ struct Lag : testing::Test {
     LaneNet net(settings);
     for (uint32_t seq = 0; seq < 12; ++seq) {
       calls.push_back(std::make_unique<Call<float>>(seq, Floats(10, 1), op_class));
-      calls.back()->submission.tag = seq % tags;
+      calls.back()->submission.tag = 1 + seq % tags;
       EXPECT_EQ(net.submit(0, *calls.back()), Status::kOk);
     }
     std::set<uint32_t> ops;

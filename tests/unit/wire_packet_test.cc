@@ -205,6 +205,8 @@ TEST(WirePacket, FingerprintIsFixed) {
   EXPECT_EQ(
       fingerprint(ReduceKind::kMean, ElementType::kF32, ElementType::kBf16, 25'000'000, 0x123456789ABCDEF0),
       0xC7FAB089U);
+  for (uint64_t tag = 0; tag < 1000; ++tag)
+    EXPECT_EQ(tagged(fingerprint(ReduceKind::kSum, ElementType::kF32, ElementType::kF32, 9, tag)), tag != 0);
 }
 
 TEST(WirePacket, FingerprintTellsNearOpsApart) {
@@ -251,9 +253,9 @@ TEST(WirePacket, FingerprintMixesEveryBit) {
           fingerprint(ReduceKind::kSum, ElementType::kF32, ElementType::kF32, count, tag) ^
           fingerprint(ReduceKind::kSum, ElementType::kF32, ElementType::kF32, count ^ flip_count,
                       tag ^ flip_tag);
-      for (int out = 0; out < 32; ++out) flips[out] += static_cast<int>(changed >> out & 1);
+      for (int out = 1; out < 32; ++out) flips[out] += static_cast<int>(changed >> out & 1);
     }
-    for (int out = 0; out < 32; ++out) {
+    for (int out = 1; out < 32; ++out) {  // (bit 0: there is a tag)
       // 200 +- 6 standard deviations of 10.
       EXPECT_GT(flips[out], 140) << bit << " " << out;
       EXPECT_LT(flips[out], 260) << bit << " " << out;

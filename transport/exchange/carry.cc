@@ -255,6 +255,7 @@ void LaneImpl::keep_rounding(Op* op, uint32_t shard, uint32_t block, uint32_t bi
 // Adds a block to what is owed under a tag. False: the pool has no page to spare.
 bool LaneImpl::owe(TagState* tag, const CarryPages& pages, uint32_t bit, uint64_t step, ElementType sums,
                    const std::byte* values, uint32_t elements) {
+  const bool first = !tag->owes();
   if (std::byte* there = pages.find(tag->carry, bit)) {
     numeric::add(sums, values, there, elements);
     pages.since(tag->carry, bit) = std::min(pages.since(tag->carry, bit), step);
@@ -263,7 +264,7 @@ bool LaneImpl::owe(TagState* tag, const CarryPages& pages, uint32_t bit, uint64_
   } else {
     return false;
   }
-  new_debts_ = true;
+  new_debts_ |= first;
   return true;
 }
 
@@ -440,7 +441,8 @@ void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
     }
     return;
   }
-  receiver.queued = new_debts_ = true;
+  receiver.queued = true;
+  new_debts_ |= !tag->owes();
   ++counters.slots_queued;
   tag->queued.push_back({.op_seq = op->seq,
                          .cookie = receiver.submission.cookie,

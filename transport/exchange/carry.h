@@ -41,10 +41,10 @@ struct TagState {
   uint64_t tag = 0;
   ReduceKind kind = ReduceKind::kSum;
   ElementType type = ElementType::kF32;
-  uint32_t steps = 0;     // ops of the tag that the rank has submitted
-  uint32_t last_seq = 0;  // the last of them
-  uint32_t stride = 0;    // ops from the one before it: a step of training; 0: not known
-  bool scaled = false;    // a submit has stated a loss scale: what is owed waits for one that states the op's
+  uint32_t steps = 0;       // ops of the tag that the rank has submitted
+  uint32_t last_seq = 0;    // the last of them
+  uint32_t stride = 0;      // ops from the one before it: a step of training; 0: not known
+  bool scaled = false;      // its submits have a loss scale: what is owed waits for the next of them
   uint32_t travelling = 0;  // open ops that take debts of it along
   CarryTensor carry;
   std::vector<QueuedSlot> queued;  // capacity: max_lag

@@ -20,10 +20,13 @@ void LaneImpl::first_admission(Op* op, Micros now) {
   op->wake_at(op->announce_again);
 }
 
+void LaneImpl::announce_to(const Op& op, uint32_t node) {
+  queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op.seq});
+}
+
 void LaneImpl::announce_all(Op* op) {
   for (uint32_t node = 0; node < n; ++node) {
-    if (node != self)
-      queue_control({.type = wire::Type::kAnnounce, .node = static_cast<uint16_t>(node), .op_seq = op->seq});
+    if (node != self) announce_to(*op, node);
   }
 }
 
@@ -76,16 +79,14 @@ void LaneImpl::freeze(Op* op, Micros now) {
                  false);
       }
     }
-    if (x.push_sent < blocks) ++op->pushes_open;
+    if (x.push_sent < blocks)
+      ++op->pushes_open;
+    else if (op->frozen_ranks > op->held)
+      announce_to(*op, node);
   }
-  // It counts for t_q with all that is in it (section 4). A PUSH says so to an owner; where nothing is pushed, and ranks
-  // without a submit are in it, an ANNOUNCE does.
+  // It counts for t_q with all that is in it (section 4). The others hear so by PUSH, or else, when ranks without a
+  // submit are in it, by that ANNOUNCE.
   count_for_quorum(op, self, op->frozen_ranks, true, now);
-  if (op->carries && op->frozen_ranks > op->held) {
-    announce_all(op);
-    op->announce_again = now + kAgain;
-    op->wake_at(op->announce_again);
-  }
   if (op->lane_blocks > 0) {
     if (op->owner == Op::Owner::kOpen) {
       add_own(op, now);

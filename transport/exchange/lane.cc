@@ -183,7 +183,7 @@ bool LaneImpl::describe(Op* op, OpClass op_class, ReduceKind kind, ElementType t
   op->unit_blocks = unit_blocks;
   op->stride = wide ? 2 * settings.payload : settings.payload;
   set_policy(op);
-  op->carries = op_class == OpClass::kConsistent && settings.carry_over;
+  op->carries = op_class == OpClass::kConsistent && settings.carry_over && wire::tagged(fingerprint);
   op->trace.op_class = op_class;
   if (lane_blocks == 0) {  // nothing to sum or serve; the op is here for its quorum only
     op->owner = Op::Owner::kClosed;
@@ -292,7 +292,7 @@ Status LaneImpl::submit(Micros now, const Submission& submission) {
 bool LaneImpl::within_lag(const Submission& submission) {
   if (submission.op_seq - base_ >= settings.max_lag) return false;
   if (submission.op_class == OpClass::kExact ||
-      (submission.op_class == OpClass::kConsistent && settings.carry_over)) {
+      (submission.op_class == OpClass::kConsistent && settings.carry_over && submission.tag != 0)) {
     return true;
   }
   const TagState* tag = find_tag(
@@ -374,7 +374,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
     if (TagState* tag = receiver.tag) {
       if (++tag->steps > 1) tag->stride = submission.op_seq - tag->last_seq;
       tag->last_seq = submission.op_seq;
-      tag->scaled |= submission.loss_scale != 1.0F;
+      tag->scaled |= submission.scaled || submission.loss_scale != 1.0F;
     }
   }
   if (op->fingerprint != fingerprint || op->op_class != submission.op_class ||

@@ -62,7 +62,8 @@ struct Settings {
   double min_contribution = 0.5;      // of the ranks of the job, per block
   uint32_t max_lag = 32;              // ops that this node may be ahead of the slowest, at most kWindow/2
   uint32_t incast = 8;                // I: owners that are pushed to at a time
-  bool carry_over = false;  // `consistent`: what was not counted joins a later op of the tag (section 7)
+  bool carry_over =
+      false;  // `consistent` with a tag: what was not counted joins a later op of it (section 7)
   uint32_t carry_max_ops =
       0;  // steps of a tag after which a carried block goes; 0: max(8, 2 x max_lag / ops per step)
   double carry_max_norm = 0;  // carry-over longer than this x the rank's last contribution goes; 0: off
@@ -89,12 +90,13 @@ struct Submission {
   uint32_t op_seq = 0;
   uint32_t local_rank = 0;  // index among the ranks of this node, in rank order
   uint64_t count = 0;
-  uint64_t tag = 0;
+  uint64_t tag = 0;  // 0: none
   ReduceKind kind = ReduceKind::kSum;
   ElementType type = ElementType::kF32;
   OpClass op_class = OpClass::kExact;
   Micros deadline = 0;   // H or T of this op; 0: from the settings
   float loss_scale = 1;  // of the contribution, under AMP: carry-over is kept unscaled
+  bool scaled = false;   // the client has a loss scale, be it 1 now (implied by any other)
   const std::byte* contribution = nullptr;
   std::byte* result = nullptr;
   uint64_t cookie = 0;

@@ -213,6 +213,7 @@ class LaneImpl {
 
   // --- contributor.cc ---
   void first_admission(Op* op, Micros now);
+  void announce_to(const Op& op, uint32_t node);
   void announce_all(Op* op);
   Micros patience(const Op& op) const;
   void freeze(Op* op, Micros now);

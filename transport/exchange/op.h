@@ -89,7 +89,7 @@ struct Op {
   uint32_t unit_blocks = kUnitBlocks;  // blocks in one unit: 64, or 32 where accumulators are twice as wide
   uint32_t stride = 0;                 // bytes of one block in a unit
 
-  bool carries = false;  // consistent with carry-over
+  bool carries = false;  // consistent with carry-over, and has a tag
 
   bool local = false;  // a local rank was admitted
   // Known from the first local submit, or from what is owed under the tag.

@@ -256,7 +256,8 @@ void LaneImpl::receiver_bound(Op* op, uint32_t local_rank, Micros now) {
     receiver.told = true;
     receiver.state = Receiver::State::kLate;
     receiver.bound = kNever;
-    receiver.correctable = settings.on_incomplete == OnIncomplete::kCorrect && receiver.tag != nullptr;
+    receiver.correctable = settings.on_incomplete == OnIncomplete::kCorrect && receiver.tag != nullptr &&
+                           receiver.submission.tag != 0;
     const size_t size = element_size(op->type);
     for (uint32_t shard = 0; shard < n; ++shard) {
       const uint32_t blocks = op->geometry.lane_blocks(shard);

@@ -115,7 +115,7 @@ uint32_t fingerprint(ReduceKind kind, ElementType element_type, ElementType wire
   uint64_t hash = mix(types + kGamma);
   hash = mix((hash ^ count) + kGamma);
   hash = mix((hash ^ tag) + kGamma);
-  return static_cast<uint32_t>(hash >> 32);
+  return (static_cast<uint32_t>(hash >> 32) & ~1U) | (tag != 0 ? 1U : 0U);
 }
 
 }  // namespace sluice::wire

@@ -179,8 +179,10 @@ constexpr uint32_t payload_for_datagram(uint32_t datagram) {
   return datagram < kHeaderBytes + kTagBytes + 128 ? 0 : (datagram - kHeaderBytes - kTagBytes) / 64 * 64;
 }
 
-// hash(kind, element type, wire type, count, tag): ranks that disagree on an op are told before anything is summed.
+// hash(kind, element type, wire type, count, tag): ranks that disagree on an op are told before anything is summed. Bit 0
+// says whether the op has a tag, without which nothing of it can join a later op.
 uint32_t fingerprint(ReduceKind kind, ElementType element_type, ElementType wire_type, uint64_t count,
                      uint64_t tag);
+constexpr bool tagged(uint32_t fingerprint) { return (fingerprint & 1) != 0; }
 
 }  // namespace sluice::wire

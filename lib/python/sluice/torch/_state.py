@@ -401,7 +401,7 @@ class State(Calls):
 
     def _scale(self, is_last):
         """The loss scale; asked for once per backward, because a GPU's GradScaler synchronises for it."""
-        if self._step_begins and self.grad_scaler is not None:
+        if self._step_begins and self.grad_scaler is not None and self.grad_scaler.is_enabled():
             self._loss_scale = float(self.grad_scaler.get_scale())
         self._step_begins = is_last
         return self._loss_scale
