@@ -175,6 +175,13 @@ void QuorumChecker::on_sent(const Sent& sent) {
     nodes += of_node > 0 ? 1 : 0;
     ranks += of_node;
   }
+  // What the owner itself owes goes into its own shard unseen; the number that it counts tells of it.
+  if (uint32_t& own = ranks_[op][sent.node]; options_.carry_over && sent.header.ranks > ranks) {
+    const uint32_t more = std::min(sent.header.ranks - ranks, options_.ranks_of_node[sent.node] - own);
+    nodes += own == 0 && more > 0 ? 1 : 0;
+    ranks += more;
+    own += more;
+  }
   const bool exact = options_.program[op].op_class == OpClass::kExact;
   const uint32_t least_nodes = exact ? options_.nodes() : (options_.nodes() + 1) / 2;
   const uint32_t least_ranks =
@@ -228,6 +235,13 @@ DropChecker::DropChecker(const Options& options, Violations* violations)
 
 void DropChecker::on_delivered(const Delivered& delivered) {
   const size_t place = delivered.node * options_.lanes + delivered.lane;
+  if (delivered.kind == Delivered::Kind::kOlderView && delivered.drop != wire::Drop::kEpoch) {
+    violation("node " + std::to_string(delivered.node) + " met a datagram of an older view with '" +
+              wire::drop_name(delivered.drop) + "'");
+  }
+  if (delivered.kind == Delivered::Kind::kForged && delivered.drop == wire::Drop::kNone) {
+    violation("node " + std::to_string(delivered.node) + " took a forged datagram");
+  }
   if (delivered.drop == wire::Drop::kNone) {
     ++accepted_[place];
     wire::Header taken;
@@ -248,8 +262,15 @@ void DropChecker::on_delivered(const Delivered& delivered) {
     wire::Header header;
     std::memcpy(&header, delivered.datagram.data(), std::min(sizeof header, delivered.datagram.size()));
     const auto type = static_cast<Type>(header.type);
+    // A PULL is sealed once for all; a REQUEST for pushes, GONE and ABORT say nothing that would be false elsewhere.
+    if (delivered.kind == Delivered::Kind::kMisrouted && type != Type::kPull && type != Type::kRequest &&
+        type != Type::kGone && type != Type::kAbort) {
+      violation("node " + std::to_string(delivered.node) + " took a " + wire::type_name(type) +
+                " for another node from node " + std::to_string(delivered.from));
+    }
     // (Another control packet may be one that was lost the first time.)
-    if (delivered.again && (type == Type::kPush || type == Type::kPull || type == Type::kAnnounce)) {
+    if (delivered.kind == Delivered::Kind::kAgain &&
+        (type == Type::kPush || type == Type::kPull || type == Type::kAnnounce)) {
       violation("node " + std::to_string(delivered.node) + " took an old " + wire::type_name(type) +
                 " of op " + std::to_string(header.op_seq) + " from node " + std::to_string(delivered.from) +
                 " after the end");

@@ -63,7 +63,10 @@ struct Delivered {
   uint32_t node = 0, lane = 0;
   uint32_t from = 0;     // node of the source address
   bool genuine = false;  // the very bytes that `from` has sent on this lane (to anybody)
-  bool again = false;    // it comes once more after everything has come to rest
+  // kAgain: once more after everything has come to rest. kOlderView: of the job, but before this view of it.
+  // kForged: made up by the harness. kMisrouted: it was for another node.
+  enum class Kind : uint8_t { kInTime, kAgain, kOlderView, kForged, kMisrouted };
+  Kind kind = Kind::kInTime;
   std::span<const std::byte> datagram;
   wire::Drop drop = wire::Drop::kNone;
 };

@@ -68,11 +68,12 @@ exchange::Settings Cluster::settings_for(uint32_t node, uint32_t lane) const {
   s.job = "simulation";
   for (size_t i = 0; i < s.key.size(); ++i) s.key[i] = static_cast<uint8_t>(mix(options_.seed, i));
   s.sealing = options_.sealing;
-  s.generation = 1;
+  s.generation = options_.generation;
   for (uint32_t n = 0; n < nodes_.size(); ++n) {
     wire::ViewMember member;
     for (size_t i = 0; i < member.join_nonce.size(); ++i) {
-      member.join_nonce[i] = static_cast<uint8_t>(mix(options_.seed + n, i + 100));
+      const uint64_t start = n == options_.started_anew ? options_.generation : 0;
+      member.join_nonce[i] = static_cast<uint8_t>(mix(options_.seed + n, i + 100 + 100 * start));
     }
     s.members.push_back(member);
     s.node_of_rank.insert(s.node_of_rank.end(), options_.ranks_of_node[n], n);
@@ -130,20 +131,32 @@ bool Cluster::genuine(uint32_t from_node, uint32_t lane, std::span<const std::by
 
 void Cluster::arrive(uint32_t from, uint32_t to, std::span<const std::byte> bytes) {
   const uint32_t lanes = options_.lanes;
+  if (!healed_) {  // before the true one, whose bits would be set
+    if (options_.misroute > 0 || options_.forge > 0) misroute_and_forge(from, to, bytes);
+    if (!older_view_.empty() && fault_random_.chance(options_.older_view)) replay_older_view();
+  }
   deliver(from / lanes, to / lanes, to % lanes, bytes);
-  if (!healed_ && (options_.misroute > 0 || options_.forge > 0)) misroute_and_forge(from, to, bytes);
+}
+
+void Cluster::replay_older_view() {
+  const Old& old = older_view_[fault_random_.below(older_view_.size())];
+  const uint32_t lanes = options_.lanes, to = old.to / lanes;
+  if (network_.paused(to)) return;
+  ++facts_.older_view;
+  deliver(old.from / lanes, to, old.to % lanes, old.bytes, Delivered::Kind::kOlderView);
 }
 
 void Cluster::deliver(uint32_t from_node, uint32_t index, uint32_t lane, std::span<const std::byte> bytes,
-                      bool again) {
+                      Delivered::Kind kind) {
   Node& node = nodes_[index];
   if (node.crashed) return;
   wire::Header header;
   if (bytes.size() >= sizeof header) {
     std::memcpy(&header, bytes.data(), sizeof header);
     // The engine's part of the order of checks: the source must be the address of the sender that is named.
-    if (header.sender != from_node) {
+    if (header.sender != from_node && header.sender < nodes_.size() && header.sender != index) {
       ++facts_.source_mismatch;
+      ++facts_.drops[static_cast<size_t>(wire::Drop::kSource)];
       return;
     }
   }
@@ -154,7 +167,7 @@ void Cluster::deliver(uint32_t from_node, uint32_t index, uint32_t lane, std::sp
   delivered.from = from_node;
   delivered.genuine = genuine(from_node, lane, bytes);
   delivered.datagram = bytes;
-  delivered.again = again;
+  delivered.kind = kind;
   delivered.drop = node.lanes[lane]->on_packet(network_.now(), bytes);
   ++facts_.drops[static_cast<size_t>(delivered.drop)];
   if (watched_op_ != kNoOp && bytes.size() >= sizeof header) {
@@ -171,18 +184,31 @@ void Cluster::misroute_and_forge(uint32_t from, uint32_t to, std::span<const std
     const auto other = static_cast<uint32_t>(fault_random_.below(nodes_.size()));
     if (other != from / lanes && other != to / lanes && !network_.paused(other)) {
       ++facts_.misrouted;
-      deliver(from / lanes, other, to % lanes, bytes);
+      deliver(from / lanes, other, to % lanes, bytes, Delivered::Kind::kMisrouted);
     }
   }
   if (fault_random_.chance(options_.forge) && bytes.size() >= wire::kHeaderBytes + wire::kTagBytes) {
     scratch_.assign(bytes.begin(), bytes.end());
     wire::Header header;
     std::memcpy(&header, scratch_.data(), sizeof header);
+    if (options_.sealing == wire::Sealing::kNone) {
+      // Without tags a node believes what it reads; but it must not count a block that was made under another policy
+      // than its own, or of a type that does not exist.
+      if (header.type != static_cast<uint8_t>(wire::Type::kPush)) return;
+      if (fault_random_.chance(0.5))
+        header.policy ^= static_cast<uint8_t>(1 + fault_random_.below(255));
+      else
+        header.flags |= 0xe0;
+      std::memcpy(scratch_.data(), &header, sizeof header);
+      ++facts_.forged;
+      const std::vector<std::byte> other = scratch_;
+      return deliver(from / lanes, to / lanes, to % lanes, other, Delivered::Kind::kForged);
+    }
     const auto near = [&](uint32_t value) {
       return value + static_cast<uint32_t>(fault_random_.below(5)) - 2;
     };
     for (uint64_t changes = 1 + fault_random_.below(3); changes > 0; --changes) {
-      switch (fault_random_.below(10)) {
+      switch (fault_random_.below(11)) {
         case 0:
           header.epoch = near(header.epoch);
           break;
@@ -208,6 +234,9 @@ void Cluster::misroute_and_forge(uint32_t from, uint32_t to, std::span<const std
           header.flags = static_cast<uint8_t>(fault_random_.next());
           break;
         case 8:
+          header.sender = static_cast<uint16_t>(near(header.sender));
+          break;
+        case 9:
           header.elements = static_cast<uint16_t>(near(header.elements));
           break;
         default:
@@ -221,7 +250,7 @@ void Cluster::misroute_and_forge(uint32_t from, uint32_t to, std::span<const std
     }
     ++facts_.forged;
     const std::vector<std::byte> forged = scratch_;
-    deliver(from / lanes, to / lanes, to % lanes, forged);
+    deliver(from / lanes, to / lanes, to % lanes, forged, Delivered::Kind::kForged);
   }
 }
 
@@ -360,6 +389,9 @@ void Cluster::update_wake(uint32_t index) {
 void Cluster::heal() {
   healed_ = true;
   network_.heal();
+  port::sim::FaultPlan roomy = network_.plan();
+  roomy.switch_queue_bytes = port::sim::FaultPlan().switch_queue_bytes;
+  network_.set_plan(std::move(roomy));
   for (Rank& rank : ranks_) rank.ready = std::min(rank.ready, network_.now() + options_.compute);
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     if (!nodes_[node].crashed) nodes_[node].touched = true;
@@ -409,7 +441,8 @@ std::string Cluster::who_waits() const {
 // When everything has come to rest, what was sent long ago comes again: nothing may begin anew (trap 1).
 void Cluster::everything_again() {
   for (const Old& old : old_) {
-    deliver(old.from / options_.lanes, old.to / options_.lanes, old.to % options_.lanes, old.bytes, true);
+    deliver(old.from / options_.lanes, old.to / options_.lanes, old.to % options_.lanes, old.bytes,
+            Delivered::Kind::kAgain);
   }
   for (uint32_t node = 0; node < nodes_.size(); ++node) run_node(node);
 }
@@ -428,6 +461,7 @@ RunFacts Cluster::run() {
         node.paused += until - network_.now();
         node.pause_seen = until;
         ++facts_.pauses;
+        if (until - network_.now() >= 1'000'000) ++facts_.long_pauses;
       }
       next = std::min(next, std::max(node.wake, until));
     }
@@ -439,11 +473,13 @@ RunFacts Cluster::run() {
     const Micros now = network_.now();
     if (options_.crash && now >= options_.crash_at && !nodes_[options_.crash_node].crashed) {
       nodes_[options_.crash_node].crashed = true;
+      ++facts_.crashes;
       last_progress_ = now;
       if (verbose_) std::printf("%10lld node %u crashes\n", static_cast<long long>(now), options_.crash_node);
     }
     if (options_.abort && !aborted_ && now >= options_.abort_at) {
       aborted_ = true;
+      ++facts_.aborts;
       nodes_[options_.abort_node].lanes[0]->fail(now, Status::kAborted,
                                                  "ABORTED: the client of a rank has died");
       nodes_[options_.abort_node].touched = true;

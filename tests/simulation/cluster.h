@@ -33,6 +33,7 @@ struct RunFacts {
   uint64_t drops[static_cast<size_t>(wire::Drop::kCount)] = {};
   uint64_t results[32] = {};  // by Status
   uint64_t misrouted = 0, forged = 0, source_mismatch = 0, pauses = 0, late_submits = 0, not_sent = 0;
+  uint64_t older_view = 0, long_pauses = 0, crashes = 0, aborts = 0, rejoins = 0;
   uint64_t blocks_repaired = 0;
   uint64_t results_waited_lag = 0;  // RESULTs that spent over 1 ms in lag_wait
   Micros lag_max = 0;
@@ -55,6 +56,14 @@ class Cluster {
     filter_ = filter;
     filter_context_ = context;
   }
+  // Datagrams of an older view of the job, which come in between (Options::older_view).
+  struct Old {
+    uint32_t from = 0, to = 0;  // endpoints
+    std::vector<std::byte> bytes;
+  };
+  void set_older_view(std::vector<Old> datagrams) { older_view_ = std::move(datagrams); }
+  // A sample of what was sent.
+  std::vector<Old> take_sample() { return std::move(old_); }
   // Prints every event (not every packet) as it happens.
   void set_verbose(bool verbose) { verbose_ = verbose; }
   // Prints every packet of this op, too; kAllOps: every packet.
@@ -73,10 +82,6 @@ class Cluster {
     uint32_t rank = 0, op = 0;
     std::vector<std::byte> contribution, result;
     uint64_t hash = 0;
-  };
-  struct Old {  // a datagram that will come again at the end
-    uint32_t from = 0, to = 0;
-    std::vector<std::byte> bytes;
   };
   struct Rank {
     uint32_t id = 0, node = 0, local = 0;
@@ -109,10 +114,11 @@ class Cluster {
   exchange::Settings settings_for(uint32_t node, uint32_t lane) const;
   void arrive(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
   void deliver(uint32_t from_node, uint32_t node, uint32_t lane, std::span<const std::byte> bytes,
-               bool again = false);
+               Delivered::Kind kind = Delivered::Kind::kInTime);
   void everything_again();
   void release(uint32_t rank, uint32_t op, Call* call);
   void look_at_released(size_t keep);
+  void replay_older_view();
   void misroute_and_forge(uint32_t from, uint32_t to, std::span<const std::byte> bytes);
   bool genuine(uint32_t from_node, uint32_t lane, std::span<const std::byte> bytes) const;
   void run_node(uint32_t node);
@@ -120,6 +126,7 @@ class Cluster {
   bool submit_ready(Rank* rank);
   bool take_debts(Rank* rank, uint32_t tag, bool last);
   bool retire_at_end(Rank* rank);
+  void retire_single_ops(Rank* rank);
   bool flushed(Rank* rank, uint32_t op, uint32_t tag);
   void schedule_next_call(Rank* rank);
   bool send_all(uint32_t node);
@@ -156,7 +163,8 @@ class Cluster {
   uint32_t furthest_ = 0;  // ops called by the rank that is ahead
   std::vector<std::byte> scratch_;
   std::deque<Released> released_;
-  std::vector<Old> old_;
+  std::vector<Old> old_;  // come again at the end
+  std::vector<Old> older_view_;
   RunFacts facts_;
 };
 

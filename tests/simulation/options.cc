@@ -58,7 +58,11 @@ std::string describe(const Options& o) {
   text += fmt::format("  network: {}\n", port::sim::describe(o.plan));
   text += fmt::format("  misroute {:.4f}, forge {:.4f}, burst {}, heals at {} of the program\n", o.misroute,
                       o.forge, o.burst, o.heal_at);
-  if (o.crash) text += fmt::format("  node {} crashes at {} us\n", o.crash_node, o.crash_at);
+  if (o.older_view > 0) text += fmt::format("  datagrams of an older view {:.4f}\n", o.older_view);
+  if (o.crash) {
+    text += fmt::format("  node {} crashes at {} us{}\n", o.crash_node, o.crash_at,
+                        o.rejoin ? " and comes back in a new view" : "");
+  }
   if (o.abort) text += fmt::format("  node {} ends the job at {} us\n", o.abort_node, o.abort_at);
   if (o.mismatch) {
     text += fmt::format("  rank {} calls op {} as {} (tag {:x})\n", o.mismatch_rank, o.mismatch_op,

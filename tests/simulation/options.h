@@ -77,7 +77,10 @@ struct Options {
   port::sim::FaultPlan plan;
   uint32_t burst = 8;   // packets that a node takes from a lane at a time
   double misroute = 0;  // a datagram also reaches a node that it was not sent to
-  double forge = 0;     // with a datagram comes one that nobody sent: fields changed, tag made up
+  // With a datagram comes one that nobody sent: fields changed, tag made up; sealing `none`: a PUSH of
+  // another policy or of no type.
+  double forge = 0;
+  double older_view = 0;  // with a datagram comes one of the view before this one
   double heal_at =
       0.6;  // of the program: faults, pauses and delays end when the first rank has come so far; > 1: never
 
@@ -85,7 +88,11 @@ struct Options {
   bool crash = false;  // one node stops for good ...
   uint32_t crash_node = 0;
   Micros crash_at = 0;
-  bool abort = false;  // a node ends the job (its client has died)
+  bool rejoin =
+      false;  // the node comes back without its memory: all of it again, in a view of the next generation
+  uint64_t generation = 1;
+  uint32_t started_anew = UINT32_MAX;  // node that has another join nonce than in the view before
+  bool abort = false;                  // a node ends the job (its client has died)
   uint32_t abort_node = 0;
   Micros abort_at = 0;
   bool mismatch = false;  // one rank calls an op with another shape

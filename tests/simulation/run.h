@@ -27,9 +27,13 @@ struct RunHooks {
   uint32_t watched_op = Cluster::kNoOp;
 };
 
+// Runs the job, and where it loses a node that comes back, once more in a new view.
 RunResult run(const Options& options, const RunHooks& hooks = {});
 
 // For a person: the violations, the options, and the command that runs this seed again.
 std::string report(const Options& options, const RunResult& result);
+
+// "swarm 12: lost=31 ...": what struck this seed (faults.h).
+std::string log_line(const Options& options, const RunResult& result);
 
 }  // namespace sluice::simulation

@@ -321,12 +321,36 @@ void draw_faults(Random* random, Options* options) {
   plan.receive_buffer = random->pick<uint32_t>({64, 1024, 4096, 4096});
 }
 
+// Faults that are drawn apart from the others, so that a seed which has none of them is the run that it always was.
+void draw_rare_faults(Options* options) {
+  Random random(mix(options->seed, 9));
+  port::sim::FaultPlan& plan = options->plan;
+  const auto nodes = options->nodes();
+  if (random.chance(0.25)) options->older_view = random.rate(0.1);
+  if (nodes > 1 &&
+      random.chance(0.08)) {  // stopped for longer than anything in the protocol but rank_timeout
+    options->peer_timeout = 30'000'000;
+    for (int64_t pauses = random.between(1, 2); pauses > 0; --pauses) {
+      const Micros start = options->clock + random.between(0, length_of(*options));
+      plan.pauses.push_back(
+          {static_cast<uint32_t>(random.below(nodes)), start, start + random.between(1'000'000, 6'000'000)});
+    }
+  }
+  if (nodes > 2 && random.chance(0.15)) {  // a switch with little room before each node
+    plan.switch_queue_bytes = static_cast<uint64_t>(random.between(8, 64)) * 1024;
+  }
+  if (options->sealing == wire::Sealing::kNone && random.chance(0.3)) options->forge = random.rate(0.1);
+}
+
 Options swarm(uint64_t seed) {
   Options options = begin("swarm", seed);
   Random random(mix(seed, 1));
   draw_job(&random, &options);
   if (random.chance(0.75)) draw_late(&random, &options);
-  if (random.chance(0.95)) draw_faults(&random, &options);
+  if (random.chance(0.95)) {
+    draw_faults(&random, &options);
+    draw_rare_faults(&options);
+  }
   return options;
 }
 
@@ -392,6 +416,7 @@ Options crash(uint64_t seed) {
   options.crash_node = static_cast<uint32_t>(random.below(options.nodes()));
   // Most crashes hit the middle of the program; its length in time is a guess.
   options.crash_at = options.clock + random.between(0, length_of(options));
+  options.rejoin = Random(mix(seed, 10)).chance(0.5);
   return options;
 }
 
@@ -470,6 +495,16 @@ Options wide(uint64_t seed) {
   if (random.chance(0.5)) draw_late(&random, &options);
   options.flow_window_min = 8 * 1024;
   options.plan.bits_per_second = 10'000'000'000;
+  if (Random rare(mix(seed, 11)); rare.chance(0.5)) {
+    options.plan.everywhere.duplicate = rare.rate(0.2);
+    options.plan.everywhere.reorder = rare.real(0, 0.3);
+    options.plan.everywhere.reorder_delay = rare.log_between(100, 20'000);
+    if (options.nodes() == 64) {  // half of the nodes miss an op: more than a verdict can list
+      options.program[4].op_class = OpClass::kConsistent;
+      for (uint32_t rank = 0; rank < 32; ++rank)
+        options.delays.push_back({rank, 4, 3 * options.hard_deadline});
+    }
+  }
   return options;
 }
 
@@ -481,7 +516,8 @@ const std::vector<Scenario>& scenarios() {
       {"base", "protocol 17, base run: 3 nodes, 1 % loss, 12 % of ops up to 4 H late", base_run},
       {"target", "protocol 17, target: 4 nodes, 30 % loss, 20 % duplicates, 20 % late", target_run},
       {"lanes", "as swarm, 2 to 4 lanes", lanes},
-      {"crash", "one node stops for good; the others must end in time", crash},
+      {"crash", "one node stops; the others must end in time; at times all of it again, with the node back",
+       crash},
       {"abort", "a node ends the job, because a client of it has died", abort},
       {"mismatch", "one rank calls an op with another shape", mismatch},
       {"calm", "as swarm, a network without faults and punctual trainers", calm},

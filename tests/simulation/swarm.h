@@ -11,6 +11,9 @@
 
 namespace sluice::simulation {
 
+// Seeds of the swarm that CI runs; the other scenarios run a share of it.
+inline constexpr uint64_t kCiSeeds = 2000;
+
 struct Scenario {
   const char* name;
   const char* what;

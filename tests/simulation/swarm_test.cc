@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -14,23 +15,49 @@
 namespace sluice::simulation {
 namespace {
 
-constexpr uint64_t kDefaultSeeds = 800;
 constexpr uint64_t kShards = 8;
 constexpr uint64_t kTwiceEvery = 50;
 
 uint64_t seeds() {
   const char* given = std::getenv("SLUICE_SEEDS");
   const uint64_t wanted = given == nullptr ? 0 : std::strtoull(given, nullptr, 10);
-  return wanted == 0 ? kDefaultSeeds : wanted;
+  return wanted == 0 ? kCiSeeds : wanted;
 }
 
+// What struck each seed, a file per process; struck_test.cc adds them up. Null: nobody wants to know.
+class Log {
+ public:
+  explicit Log(const std::string& name) {
+    const char* folder = std::getenv("SLUICE_STRUCK_DIR");
+    if (folder == nullptr) return;
+    file_ = std::fopen((std::string(folder) + "/" + name).c_str(), "w");
+    EXPECT_NE(file_, nullptr) << folder << ": no such folder";
+  }
+  ~Log() {
+    if (file_ == nullptr) return;
+    std::fputs("end\n", file_);
+    std::fclose(file_);
+  }
+  Log(const Log&) = delete;
+  Log& operator=(const Log&) = delete;
+  void add(const std::string& line) {
+    if (file_ != nullptr) std::fprintf(file_, "%s\n", line.c_str());
+  }
+
+ private:
+  std::FILE* file_ = nullptr;
+};
+
 // Seeds first, first + step ... up to last.
-void expect_clean(const std::string& scenario, uint64_t first, uint64_t last, uint64_t step = 1) {
+void expect_clean(const std::string& scenario, uint64_t first, uint64_t last, uint64_t step,
+                  const std::string& log_name) {
   uint64_t results = 0;
+  Log log(log_name + ".log");
   for (uint64_t seed = first; seed <= last; seed += step) {
     const Options options = draw(scenario, seed);
     const RunResult result = run(options);
     for (const uint64_t count : result.facts.results) results += count;
+    log.add(log_line(options, result));
     ASSERT_TRUE(result.ok()) << "seed " << seed << " of " << scenario << ": " << report(options, result);
     if (seed % kTwiceEvery == 0) {
       ASSERT_EQ(run(options).facts.hash, result.facts.hash)
@@ -42,7 +69,9 @@ void expect_clean(const std::string& scenario, uint64_t first, uint64_t last, ui
 
 class SwarmTest : public testing::TestWithParam<uint64_t> {};
 
-TEST_P(SwarmTest, KeepsItsPromises) { expect_clean("swarm", GetParam() + 1, seeds(), kShards); }
+TEST_P(SwarmTest, KeepsItsPromises) {
+  expect_clean("swarm", GetParam() + 1, seeds(), kShards, "swarm-" + std::to_string(GetParam()));
+}
 
 INSTANTIATE_TEST_SUITE_P(Shards, SwarmTest, testing::Range(uint64_t{0}, kShards),
                          [](const auto& param) { return std::to_string(param.param); });
@@ -58,7 +87,7 @@ class ScenarioTest : public testing::TestWithParam<Share> {};
 
 TEST_P(ScenarioTest, KeepsItsPromises) {
   const auto [scenario, percent] = GetParam();
-  expect_clean(scenario, 1, std::max<uint64_t>(1, seeds() * percent / 100));
+  expect_clean(scenario, 1, std::max<uint64_t>(1, seeds() * percent / 100), 1, scenario);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ScenarioTest,
@@ -82,7 +111,7 @@ TEST(RegressionTest, SeedsThatOnceFoundABug) {
     uint64_t seed = 0;
     ASSERT_TRUE(words >> scenario >> seed) << path << ": " << line;
     ASSERT_NE(find_scenario(scenario), nullptr) << path << ": " << line;
-    expect_clean(scenario, seed, seed);
+    expect_clean(scenario, seed, seed, 1, "regression");
     ++count;
   }
   EXPECT_GT(count, 0U);

@@ -44,6 +44,7 @@ void Cluster::schedule_next_call(Rank* rank) {
 bool Cluster::submit_ready(Rank* rank) {
   bool any = false;
   Node& node = nodes_[rank->node];
+  if (rank->without_resolved >= exchange::kWindow / 2) retire_single_ops(rank);
   while (rank->next_op < options_.program.size() && rank->ready <= network_.now() &&
          rank->without_result < options_.in_flight && rank->without_resolved < exchange::kWindow) {
     const uint32_t op = rank->next_op;
@@ -146,6 +147,15 @@ bool Cluster::take_debts(Rank* rank, uint32_t tag, bool last) {
     note(hash_bytes(owed), static_cast<uint64_t>(rank->id) << 32 | tag);
   }
   return all;
+}
+
+// Slots that were queued for the next op of a tag which has none: a trainer with many of these retires their tags.
+void Cluster::retire_single_ops(Rank* rank) {
+  for (const auto& [op, call] : rank->calls) {
+    const uint32_t tag = gradients_.tag_of(op);
+    if (tag == Gradients::kNoTag || call.lanes_result != options_.lanes) continue;
+    if (gradients_.tags()[tag].ops.size() == 1) take_debts(rank, tag, true);
+  }
 }
 
 // At the end of its program a rank retires all its tags; queued slots are RESOLVED by that. True: it got something.

@@ -111,7 +111,7 @@ struct Job {
   std::string scenario;
   uint64_t first = 0, last = 0;
   unsigned jobs = 1;
-  bool verbose = false, keep_going = false;
+  bool verbose = false, keep_going = false, log = false;
   uint32_t watched_op = Cluster::kNoOp;
 };
 
@@ -140,6 +140,7 @@ int run_seeds(const Job& job) {
       const std::lock_guard lock(mutex);
       summary.add(result);
       summary.twice += twice ? 1 : 0;
+      if (job.log) fmt::print("{}\n", log_line(options, result));
       if (!result.ok()) {
         fmt::print("\nseed {} of {}: {}", seed, job.scenario, report(options, result));
         if (!job.keep_going) stop = true;
@@ -180,6 +181,7 @@ int main(int argc, char** argv) {
   app.add_flag("--verbose", job.verbose, "Print the events of each seed");
   app.add_option("--packets", job.watched_op, "Print the packets of this op as well");
   app.add_flag("--keep-going", job.keep_going, "Do not stop at the first seed that fails");
+  app.add_flag("--log", job.log, "Print a line for each seed: what struck it");
   app.add_flag("--bench", bench, "Print what the lanes cost per packet, and nothing else");
   app.add_flag("--list", list, "Print the scenarios, and nothing else");
   try {

@@ -212,6 +212,11 @@ void LaneImpl::set_fate(Op* op, uint32_t shard, uint32_t block, uint64_t bit, bo
 
 // An uncounted block goes to the carry of its rank: slot, queued slots and what it carried already, unscaled.
 void LaneImpl::carry_block(Op* op, Receiver* receiver, uint32_t shard, uint32_t block, uint32_t bit) {
+  // A rank that is in the op by what it owed of other blocks has nothing in this one.
+  if (!receiver->in_contribution && receiver->taken.empty() &&
+      pages_of(*op).find(receiver->owed, bit) == nullptr) {
+    return;
+  }
   TagState* tag = receiver->tag;
   const uint32_t elements = op->geometry.elements_of(shard, block);
   const ElementType sums = accumulator_type(op->type);

@@ -392,7 +392,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
     for (uint32_t node = 0; node < n; ++node) {
       if (node != self) through(op, node, now);
     }
-  } else if (!op->frozen && op->op_class == OpClass::kConsistent) {
+  } else if (!op->frozen && op->op_class != OpClass::kExact) {
     // One rank more that may count for the quorum: the others hear of it with the next ANNOUNCE.
     announced(op, self, !op->wholly_late, true, op->held, false, now);
     op->announce_again = std::min(op->announce_again, now + kAgain);

@@ -221,7 +221,10 @@ void Network::depart(Link* link, uint32_t datagram, int64_t sent_nanos) {
   damage(link, &datagrams_[datagram]);
   bool reordered = false;
   const Micros delay = draw_delay(link->faults, &reordered, &link->random);
-  if (reordered) ++counters_.reordered;
+  if (reordered)
+    ++counters_.reordered;
+  else if (delay > link->faults.latency + link->faults.jitter)
+    ++counters_.tails;
   const Micros time = (sent_nanos + kNanosPerMicro - 1) / kNanosPerMicro + delay;
   schedule(time, plan_.bits_per_second == 0 ? Stage::kArrive : Stage::kSwitch, datagram);
 }

@@ -30,7 +30,7 @@ struct NetworkCounters {
   uint64_t duplicated = 0, replayed = 0;
   uint64_t delivered = 0;
   uint64_t lost = 0, lost_in_burst = 0, partitioned = 0, switch_overflow = 0, receive_overflow = 0;
-  uint64_t reordered = 0, corrupted = 0, truncated = 0;  // arrive nevertheless
+  uint64_t reordered = 0, tails = 0, corrupted = 0, truncated = 0;  // arrive nevertheless
 };
 
 class SimPort;
