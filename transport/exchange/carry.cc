@@ -326,6 +326,47 @@ void LaneImpl::settle_fates(Op* op, Micros now) {
   settle_ = true;
 }
 
+// Slots that have waited for long go to the carry-over, and back to their client: its window may be full of them, and
+// their tag may never come again.
+void LaneImpl::fold_old_slots(Micros now) {
+  slots_wait_ = false;
+  for (TagState& tag : tags_seen_) {
+    if (!tag.used || tag.queued.empty()) continue;
+    const auto old = [this](const QueuedSlot& slot) { return base_ >= slot.op_seq + kLongestQueued; };
+    for (QueuedSlot& slot : tag.queued) {
+      if (old(slot)) fold_slot(&tag, &slot, now);
+    }
+    tag.queued.erase(std::remove_if(tag.queued.begin(), tag.queued.end(), old), tag.queued.end());
+    slots_wait_ |= !tag.queued.empty();
+  }
+}
+
+void LaneImpl::fold_slot(TagState* tag, QueuedSlot* slot, Micros now) {
+  const Geometry geometry = geometry_of(tag->count, tag->type);
+  const ElementType sums = accumulator_type(tag->type);
+  for (uint32_t shard = 0; shard < n; ++shard) {
+    for (uint32_t stripe = 0; stripe < geometry.lane_blocks(shard); ++stripe) {
+      const uint32_t block = geometry.block_of_stripe(stripe);
+      const uint32_t elements = geometry.elements_of(shard, block);
+      numeric::load(tag->type,
+                    slot->contribution + geometry.block_first_element(shard, block) * element_size(tag->type),
+                    scratch_.data(), elements);
+      if (slot->loss_scale != 1.0F) numeric::scale(sums, scratch_.data(), elements, 1.0 / slot->loss_scale);
+      const auto bit = static_cast<uint32_t>(geometry.stripe_first(shard) + stripe);
+      ++slot->uncounted;
+      ++counters.blocks_uncounted;
+      if (numeric::all_finite(sums, scratch_.data(), elements) &&
+          owe(tag, pages_of(*tag), bit, slot->step, sums, scratch_.data(), elements)) {
+        ++counters.blocks_carried;
+      } else {
+        ++slot->discarded;
+        ++counters.blocks_discarded;
+      }
+    }
+  }
+  resolve_queued(tag->local_rank, *slot, Status::kOk, now);
+}
+
 // RESOLVED of a slot that was queued; while its own op has no result it comes with that, never before.
 void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now) {
   if (Op* own = find(slot.op_seq); own != nullptr && own->receivers[local_rank].queued) {
@@ -333,6 +374,7 @@ void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Statu
     if (!receiver.told) {
       receiver.queued = false;
       receiver.uncounted += slot.uncounted;
+      receiver.discarded += slot.discarded;
       return;
     }
     receiver.resolved = true;
@@ -344,6 +386,7 @@ void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Statu
   event.events = kEventResolved;
   event.status = status;
   event.blocks_uncounted = slot.uncounted;
+  event.blocks_discarded = slot.discarded;
   event.total = now - slot.submitted;
   push_event(event);
 }
@@ -446,7 +489,7 @@ void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
     }
     return;
   }
-  receiver.queued = true;
+  receiver.queued = slots_wait_ = true;
   new_debts_ |= !tag->owes();
   ++counters.slots_queued;
   tag->queued.push_back({.op_seq = op->seq,

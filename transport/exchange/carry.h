@@ -29,7 +29,8 @@ struct QueuedSlot {
   float loss_scale = 1;
   uint32_t step = 0;  // of the tag
   Micros submitted = 0;
-  uint32_t uncounted = 0;
+  uint32_t uncounted = 0;  // blocks
+  uint32_t discarded = 0;  // of them
 };
 
 // What one local rank and one tag have to do with each other from op to op.

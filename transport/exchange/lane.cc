@@ -570,6 +570,7 @@ void LaneImpl::settle(Micros now) {
         ++base_;
       }
       peers[self].base = base_;
+      if (slots_wait_) fold_old_slots(now);
       pump_pending(now);
     }
     settle_pulses();

@@ -33,11 +33,12 @@ inline constexpr Micros kAgain = 50;        // us after which ANNOUNCE and the l
 inline constexpr Micros kPushBudgetUnknown = 50'000;  // P of repair timers while a class has none (section 4)
 inline constexpr Micros kPhaseAge = 24LL * 3600 * 1'000'000;  // of a key (protocol, section 2)
 inline constexpr Micros kRepairCap = 50'000;                  // longest repair interval
-inline constexpr uint32_t kTagsPerRank = 256;     // tags whose carry-over a rank can have on a lane
-inline constexpr Micros kLeastRepairCap = 1'000;  // an interval that no doubling needs to stay below
-inline constexpr size_t kNameSize = 208;          // of what name_node writes
-inline constexpr Micros kSayWait = 1'000'000;     // an op that waited this long for a node names it
-inline constexpr uint32_t kPendingOps = 256;      // submits of one rank that wait for admission
+inline constexpr uint32_t kTagsPerRank = 256;            // tags whose carry-over a rank can have on a lane
+inline constexpr Micros kLeastRepairCap = 1'000;         // an interval that no doubling needs to stay below
+inline constexpr size_t kNameSize = 208;                 // of what name_node writes
+inline constexpr Micros kSayWait = 1'000'000;            // an op that waited this long for a node names it
+inline constexpr uint32_t kLongestQueued = kWindow / 4;  // ops, of base, that a slot is queued for at most
+inline constexpr uint32_t kPendingOps = 256;             // submits of one rank that wait for admission
 
 // A fixed ring; full: push says so.
 template <typename T>
@@ -248,6 +249,8 @@ class LaneImpl {
   uint64_t collect(const Op& op, const Receiver& receiver, uint32_t shard, uint32_t block, uint32_t bit,
                    float scale, std::byte* sum);
   void settle_fates(Op* op, Micros now);
+  void fold_old_slots(Micros now);
+  void fold_slot(TagState* tag, QueuedSlot* slot, Micros now);
   void resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now);
   bool take_carry(Micros now, const Submission& what, std::byte* out);
   void drop_debts(TagState* tag, Micros now, Status status = Status::kOk);
@@ -357,6 +360,7 @@ class LaneImpl {
   uint32_t lag_node_ = UINT32_MAX;  // whom submits wait for now, and since when
   Micros lag_since_ = 0;
   uint32_t rotate_ = 0;
+  bool slots_wait_ = false;  // some slot is queued
   bool new_debts_ = false;   // something is owed that open ops have not been offered
   bool settle_ = false;      // an op ended: done and base may move (settled at the end of each call)
   bool unfinished_ = false;  // closed shards that still have blocks to finish
