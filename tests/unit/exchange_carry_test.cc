@@ -260,22 +260,28 @@ TEST_F(Carry, WithoutATagNothingIsCarried) {
   EXPECT_EQ(owed(2, late->submission), Floats(900, 0));
 }
 
-// A loss scale that begins at 1 is one all the same: what is owed under it waits for a call that says the scale of the op.
+// A loss scale that begins at 1 is one all the same: what is owed under it takes the scale of the op that it goes into,
+// which its ANNOUNCEs say, and waits while none has come.
 TEST_F(Carry, AScaleOfOneIsAScale) {
   scaled = true;
-  start({0, 1, 2});
-  const auto first = call<float>(0, 0, Floats(900, 1), ElementType::kF32);
-  call<float>(1, 0, Floats(900, 2), ElementType::kF32);
-  net->run(20'000);
-  const auto second = call<float>(0, 1, Floats(900, 80), ElementType::kF32, 0, 8);
-  call<float>(1, 1, Floats(900, 160), ElementType::kF32, 0, 8);
-  net->run(1'000);
-  call<float>(2, 0, Floats(900, 100), ElementType::kF32);
-  net->run(20'000);
-  EXPECT_EQ(second->out, Floats(900, 240));
-  const auto own = call<float>(2, 1, Floats(900, 1600), ElementType::kF32, 0, 8);
-  net->run(20'000);
-  EXPECT_EQ(owed(2, own->submission), Floats(900, 300));
+  for (const bool told : {true, false}) {
+    start({0, 1, 2});
+    net->lost = [&](const wire::Header& h, uint32_t, uint32_t to) {
+      return !told && to == 2 && h.op_seq == 1 && is(h, wire::Type::kAnnounce);
+    };
+    const auto first = call<float>(0, 0, Floats(900, 1), ElementType::kF32);
+    call<float>(1, 0, Floats(900, 2), ElementType::kF32);
+    net->run(20'000);
+    const auto second = call<float>(0, 1, Floats(900, 80), ElementType::kF32, 0, 8);
+    call<float>(1, 1, Floats(900, 160), ElementType::kF32, 0, 8);
+    net->run(1'000);
+    call<float>(2, 0, Floats(900, 100), ElementType::kF32);
+    net->run(20'000);
+    EXPECT_EQ(second->out, Floats(900, told ? 1040 : 240));
+    const auto own = call<float>(2, 1, Floats(900, 1600), ElementType::kF32, 0, 8);
+    net->run(20'000);
+    EXPECT_EQ(owed(2, own->submission), Floats(900, told ? 200 : 300));
+  }
 }
 
 TEST_F(Uncounted, CarryThatIsTooLongGoes) {

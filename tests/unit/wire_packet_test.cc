@@ -57,8 +57,8 @@ TEST(WirePacket, HeaderLiesAsTheProtocolSays) {
 }
 
 TEST(WirePacket, PayloadsLieAsTheProtocolSays) {
-  EXPECT_EQ(bytes_of(Announce{1, 2, 3, 4}),
-            (std::vector<uint8_t>{1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0}));
+  EXPECT_EQ(bytes_of(Announce{1, 2, 3, 4, 8.0F}),
+            (std::vector<uint8_t>{1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x41}));
   EXPECT_EQ(bytes_of(Request{1, 2}), (std::vector<uint8_t>{1, 0, 0, 0, 2, 0, 0, 0}));
   EXPECT_EQ(bytes_of(Feedback{1, 2, 3, 4}),
             (std::vector<uint8_t>{1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0}));

@@ -91,8 +91,9 @@ void LaneImpl::look_for_debts(Op* op, Micros now) {
   if (!op->carries || op->local || op->owing) return;
   if (op->quorum != 0 && now >= op->quorum + op->push_budget) return;  // its owners have closed
   for (TagState& tag : tags_seen_) {
-    // Under a loss scale what is owed can only be sent with a submit, which says the scale of the op.
-    if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || tag.scaled) continue;
+    // Under a loss scale what is owed waits until the scale of the op is known.
+    if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || (tag.scaled && op->scale == 0))
+      continue;
     if (!op->shaped) {
       op->shaped = true;
       op->geometry = {.count = tag.count,

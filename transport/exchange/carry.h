@@ -45,7 +45,7 @@ struct TagState {
   uint32_t steps = 0;       // ops of the tag that the rank has submitted
   uint32_t last_seq = 0;    // the last of them
   uint32_t stride = 0;      // ops from the one before it: a step of training; 0: not known
-  bool scaled = false;      // its submits have a loss scale: what is owed waits for the next of them
+  bool scaled = false;      // its submits have a loss scale: what is owed needs that of the op
   uint32_t travelling = 0;  // open ops that take debts of it along
   CarryTensor carry;
   std::vector<QueuedSlot> queued;  // capacity: max_lag

@@ -55,9 +55,9 @@ void LaneImpl::freeze(Op* op, Micros now) {
   op->fate_bits.assign((op->geometry.stripe_blocks() + 63) / 64, 0);
   for (uint32_t rank = 0; rank < local_ranks_; ++rank) {
     Receiver& receiver = op->receivers[rank];
-    // What is owed under a loss scale goes with a submit, which says the scale of the op.
+    // What is owed under a loss scale goes with a submit, or when an ANNOUNCE has said the scale of the op.
     const TagState* tag = receiver.tag != nullptr ? receiver.tag : find_tag(rank, op->fingerprint);
-    if (op->carries && (op->held != 0 || tag == nullptr || !tag->scaled)) take_debts(op, rank);
+    if (op->carries && (op->scale != 0 || tag == nullptr || !tag->scaled)) take_debts(op, rank);
     receiver.in_contribution = receiver.state != Receiver::State::kNone && !receiver.queued;
     receiver.contributes |= receiver.in_contribution;
     if (receiver.contributes) ++op->frozen_ranks;
@@ -130,12 +130,13 @@ size_t LaneImpl::parts_of(const Op& op, uint32_t bit, const Receiver** slot) {
   return parts;
 }
 
-// The loss scale at which this node contributes: that of the ranks which have submitted, the same for all of them.
+// The loss scale at which this node contributes: that of the ranks which have submitted, the same for all of them, or
+// that of the others' ranks.
 float LaneImpl::scale_of(const Op& op) {
   for (const Receiver& receiver : op.receivers) {
     if (receiver.in_contribution) return receiver.submission.loss_scale;
   }
-  return 1.0F;
+  return op.scale != 0 ? op.scale : 1.0F;
 }
 
 // The block in accumulators, before it is rounded to the wire type: the last third of the scratch.

@@ -348,6 +348,7 @@ bool LaneImpl::admit(Micros now, const Pending& pending) {
   if (!is_pulse(submission.op_seq)) highest_announced_ = std::max(highest_announced_, submission.op_seq);
   if (first) {
     op->local = op->shaped = true;
+    if (!op->frozen) op->scale = submission.loss_scale;
     op->geometry = geometry;
     set_bounds(op, size_class(submission.count * element_size(submission.type)));
     if (submission.deadline > 0) {

@@ -123,7 +123,8 @@ struct Op {
   bool frozen = false;
   bool wholly_late = false;
   bool push_stopped = false;
-  bool owing = false;         // opened by a peer, and a local rank owes under its tag
+  float scale = 0;     // loss scale of the op, as a submit or an ANNOUNCE says; 0: not known. Fixed at freeze
+  bool owing = false;  // opened by a peer, and a local rank owes under its tag
   Micros late_wait = kNever;  // when what is owed goes in without a submit
   uint64_t fates = 0;         // blocks of the frozen contribution whose fate is known
   std::vector<uint64_t> fate_bits;

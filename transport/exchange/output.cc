@@ -100,7 +100,8 @@ void LaneImpl::emit_control(Out* out, const Control& control, Micros now) {
           .base = base_,
           .flags = op->size_class << wire::kSizeClassShift | (op->local ? wire::kReceives : 0) |
                    (op->frozen && op->frozen_ranks != 0 ? wire::kFrozen : 0) |
-                   (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes)});
+                   (op->wholly_late || (op->frozen && op->frozen_ranks == 0) ? 0 : wire::kContributes),
+          .scale = op->scale});
       break;
     }
     case Type::kPing:

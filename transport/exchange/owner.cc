@@ -92,6 +92,10 @@ Drop LaneImpl::on_announce(const wire::PacketView& packet, Micros now) {
   Op* op = nullptr;
   if (const Drop drop = describe_from(header, now, &op); drop != Drop::kNone) return drop;
   set_bounds(op, body.flags >> wire::kSizeClassShift);
+  if (op->scale == 0 && !op->frozen && std::isfinite(body.scale) && body.scale > 0) {
+    op->scale = body.scale;
+    look_for_debts(op, now);  // what is owed under a loss scale may have waited for this
+  }
   const bool contributes = (body.flags & wire::kContributes) != 0;
   if (contributes && !op->nodes[header.sender].contributes) op->exit_at = kNever;  // one more to wait for
   ask_policy(header.sender, header.policy, now);

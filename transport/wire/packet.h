@@ -89,6 +89,7 @@ inline constexpr uint32_t kContributes = 1, kReceives = 2, kFrozen = 4;  // flag
 inline constexpr uint32_t kSizeClassShift = 8;  // and its size class (section 4, Warm-up)
 struct Announce {
   uint32_t age_us = 0, done = 0, base = 0, flags = 0;
+  float scale = 0;  // loss scale of the op, 1 without one; 0: the sender does not know it
 };
 struct Request {  // then a bitmap from header.block on; empty: all
   uint32_t done = 0, base = 0;
@@ -127,7 +128,7 @@ struct Hello {  // HELLO and HELLO_ACK; padded with zeros to the size that is pr
   uint32_t view = 0;   // phase 2: epoch of the nodes, lanes and payload as the sender knows them
   uint32_t zero = 0;
 };
-static_assert(sizeof(Announce) == 16 && sizeof(Request) == 8 && sizeof(Feedback) == 16 &&
+static_assert(sizeof(Announce) == 20 && sizeof(Request) == 8 && sizeof(Feedback) == 16 &&
               sizeof(Ping) == 32 && sizeof(Abort) == 24 && sizeof(Hello) == 80);
 
 // Why a packet was dropped. Each has a counter (sluice_packets_dropped_total{reason=...}).
