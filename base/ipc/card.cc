@@ -85,7 +85,7 @@ Result<Card> decode_card(std::span<const std::byte, kCardBytes> bytes) {
     return Error{EINVAL, "rank " + number(packed.rank) + " of " + number(packed.world_size) + " ranks"};
   }
   if (packed.lanes == 0 || packed.lanes > kMaxLanes) return Error{EINVAL, number(packed.lanes) + " lanes"};
-  if (packed.payload < kMinPayload) return Error{EINVAL, "payload of " + number(packed.payload) + " bytes"};
+  if (!valid_payload(packed.payload)) return Error{EINVAL, "payload of " + number(packed.payload) + " bytes"};
   if (packed.endpoint[sizeof(packed.endpoint) - 1] != '\0' || packed.endpoint[0] == '\0') {
     return Error{EINVAL, "it has no endpoint"};
   }

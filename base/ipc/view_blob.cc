@@ -60,7 +60,7 @@ Result<void> check_view(const View& view) {
   if (view.lanes == 0 || view.lanes > kMaxLanes) {
     return bad(number(view.lanes) + " lanes; 1 to " + number(kMaxLanes) + " are possible");
   }
-  if (view.payload < kMinPayload) return bad("payload of " + number(view.payload) + " bytes");
+  if (!valid_payload(view.payload)) return bad("payload of " + number(view.payload) + " bytes");
   std::set<std::string_view> endpoints;
   for (size_t i = 0; i < view.nodes.size(); ++i) {
     const std::string& endpoint = view.nodes[i].endpoint;

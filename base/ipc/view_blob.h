@@ -20,7 +20,12 @@ inline constexpr uint32_t kMaxNodes =
     1024;  // what the protocol is designed and tested for (protocol, section 17)
 inline constexpr uint32_t kMaxRanks =
     65'535;  // `ranks` in the packet header has 16 bits (protocol, section 14)
-inline constexpr uint16_t kMinPayload = 64;  // payload sizes are multiples of 64 (protocol, section 14)
+// Payload sizes are multiples of 64 (protocol, section 14); those of datagrams of 256 bytes are the smallest that anything
+// is computed with (wire::payload_for_datagram).
+inline constexpr uint16_t kMinPayload = 192;
+constexpr bool valid_payload(uint32_t bytes) {
+  return bytes >= kMinPayload && bytes <= UINT16_MAX && bytes % 64 == 0;
+}
 
 using JoinNonce = std::array<uint8_t, 16>;
 

@@ -109,6 +109,16 @@ void ControlState::handle_hello(Client* client, const ipc::Message& message) {
   if (stop != Stop::kNo) return refuse(client, Status::kDaemonLost, "sluiced is stopping");
   client->rank = message.rank;
   const uint32_t generation = message.node;
+  // A job belongs to the user whose process began it: nobody else ends or joins it here.
+  for (const auto& [id, job] : jobs) {
+    if (job->name != name || job->clients.empty() || client->who.uid == 0) continue;
+    const Client* holder = find_client(job->clients.front());
+    if (holder == nullptr || holder->who.uid == client->who.uid) continue;
+    return refuse(
+        client, Status::kRefused,
+        fmt::format("job '{}' here belongs to user {}, this process runs as user {}; take another name", name,
+                    holder->who.uid, client->who.uid));
+  }
   supersede(name, generation);
   for (const auto& [id, job] : jobs) {
     if (job->name != name || job->phase == JobPhase::kLingering || job->phase == JobPhase::kDetaching)

@@ -15,6 +15,7 @@ namespace {
 
 constexpr Micros kLongestSleep = 100'000;
 constexpr Micros kGreetingPatience = 600'000'000;  // a card may wait long for those of other ranks
+constexpr Micros kSilentPatience = 60'000'000;     // before HELLO; libsluice connects again when it needs to
 constexpr Micros kStopFlush = 300'000;             // for the ABORTs to leave
 constexpr Micros kStopDetach = 1'500'000;
 constexpr size_t kAcceptBurst = 64;
@@ -187,11 +188,18 @@ void ControlState::run_timers() {
   }
   ids.clear();
   for (const auto& [id, client] : clients) {
-    const bool idle = client->phase == Client::Phase::kGreeted && now - client->since > kGreetingPatience;
-    if (idle) ids.push_back(id);
+    const Micros idle = now - client->since;
+    if ((client->phase == Client::Phase::kGreeted && idle > kGreetingPatience) ||
+        (client->phase == Client::Phase::kConnected && idle > kSilentPatience)) {
+      ids.push_back(id);
+    }
   }
-  for (const uint64_t id : ids)
-    refuse(find_client(id), Status::kTimeout, "said HELLO and then nothing for 10 minutes");
+  for (const uint64_t id : ids) {
+    Client* client = find_client(id);
+    refuse(client, Status::kTimeout,
+           client->phase == Client::Phase::kGreeted ? "said HELLO and then nothing for 10 minutes"
+                                                    : "connected and then said nothing for a minute");
+  }
   if (out_of_files && accepting) {
     out_of_files = false;  // once per turn at most, so at most every 100 ms while descriptors are short
     watch(listener.fd(), EPOLLIN, kListenerTag);

@@ -125,7 +125,9 @@ Result<Greeted> greet(ipc::Channel channel, const std::string& path, const std::
   hello.world_size = world_size;
   hello.node = generation;
   ipc::set_text(hello.job, job);
-  if (auto sent = channel.send(hello, timer.left_ms()); !sent.ok()) return channel_error(sent.error(), doing);
+  // A daemon that refuses connections closes at once; what it says of it can still be read.
+  if (auto sent = channel.send(hello, timer.left_ms()); !sent.ok() && sent.error().code != ECONNRESET)
+    return channel_error(sent.error(), doing);
   auto received = answer(channel, ipc::MessageType::kWelcome, doing, timer.left_ms());
   if (!received.ok()) return received.error();
   const ipc::Message& message = received->message;
@@ -141,7 +143,7 @@ Result<Greeted> greet(ipc::Channel channel, const std::string& path, const std::
     return nonsense("endpoint '" + greeted.welcome.endpoint + "'");
   }
   if (message.lanes == 0 || message.lanes > ipc::kMaxLanes) return nonsense(number(message.lanes) + " lanes");
-  if (message.payload < ipc::kMinPayload || message.payload > UINT16_MAX) {
+  if (!ipc::valid_payload(message.payload)) {
     return nonsense("payload of " + number(message.payload) + " bytes");
   }
   greeted.welcome.lanes = static_cast<uint16_t>(message.lanes);

@@ -184,6 +184,67 @@ def test_too_many_connections_are_refused_with_the_setting():
                 client.close()
 
 
+@pytest.mark.parametrize("payload", [0, 1, 64, 65, 128, 191, 1409, 65535])
+def test_a_view_whose_payload_is_none(daemon, payload):
+    with control.RawClient(daemon) as client:
+        client.hello()
+        client.welcome["payload"] = payload
+        with pytest.raises(control.Refused) as refused:
+            client.join()
+        assert "payload" in refused.value.text, refused.value.text
+    assert_still_serving(daemon)
+
+
+def test_sluicectl_says_why_it_was_refused():
+    with Cluster(1, settings={"memory": {"clients_max": 1}}) as cluster:
+        cluster.start()
+        time.sleep(0.5)
+        with control.RawClient(cluster.daemons[0]) as held:
+            held.hello()
+            answer = subprocess.run([program("sluicectl"), "--socket", cluster.daemons[0].socket_path, "status"],
+                                    capture_output=True, text=True, timeout=20, check=False)
+            assert answer.returncode != 0 and "memory.clients_max" in answer.stderr, answer.stderr
+
+
+OTHER_USER = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+os.setgid(65534)
+os.setuid(65534)
+import control
+class Daemon:
+    def connect(self):
+        s = control.socket.socket(control.socket.AF_UNIX, control.socket.SOCK_SEQPACKET)
+        s.connect(sys.argv[2])
+        return s
+for fields in ({}, {"node": 0xffffffff}):
+    try:
+        control.RawClient(Daemon(), "mine").hello(**fields)
+        print("served")
+    except control.Refused as refused:
+        print(refused)
+print(control.RawClient(Daemon(), "other").hello()["type"] == control.WELCOME)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_job_is_its_users():
+    with Cluster(1) as cluster:
+        cluster.start()
+        daemon = cluster.daemons[0]
+        os.chmod(daemon.socket_path, 0o666)
+        os.chmod(os.path.dirname(daemon.socket_path), 0o755)
+        with control.RawClient(daemon, "mine") as client:
+            client.hello()
+            other = subprocess.run(["/usr/bin/python3", "-c", OTHER_USER, os.path.dirname(__file__), daemon.socket_path],
+                                   capture_output=True, text=True, timeout=20, check=False)
+            lines = other.stdout.splitlines()
+            assert len(lines) == 3 and lines[2] == "True", (lines, other.stderr)
+            for line in lines[:2]:
+                assert "belongs to user 0" in line and "65534" in line, line
+            assert client.join()["type"] == control.JOINED, "it was left alone"
+
+
 def test_join_names_the_rank_that_never_came():
     with Cluster(2) as cluster:
         cluster.start()

@@ -89,6 +89,10 @@ TEST(View, BadViewsAreRefusedOnBothSides) {
       {"no lanes", [](View& v) { v.lanes = 0; }, "lanes"},
       {"many lanes", [](View& v) { v.lanes = kMaxLanes + 1; }, "lanes"},
       {"no payload", [](View& v) { v.payload = 0; }, "payload"},
+      // Nothing is left of it beside the verdict's reserve; a daemon once divided by that.
+      {"a payload of 64", [](View& v) { v.payload = 64; }, "payload"},
+      {"a payload of 128", [](View& v) { v.payload = 128; }, "payload"},
+      {"a payload of 1400", [](View& v) { v.payload = 1400; }, "payload"},
       {"no endpoint", [](View& v) { v.nodes[1].endpoint.clear(); }, "node 1"},
       {"long endpoint", [](View& v) { v.nodes[1].endpoint = std::string(64, '1'); }, "node 1"},
       {"line break", [](View& v) { v.nodes[1].endpoint = "10.0.0.1:1\n"; }, "node 1"},

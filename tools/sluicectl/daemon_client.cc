@@ -26,7 +26,8 @@ Result<nlohmann::json> ask(const std::string& socket, const nlohmann::json& requ
   if (text.size() >= sizeof message.text)
     return failure("the request is too long: a job's name has at most 63 characters");
   ipc::set_text(message.text, text);
-  if (auto sent = channel->send(message, kTimeoutMs); !sent.ok()) {
+  // A daemon that refuses connections closes at once; what it says of it can still be read.
+  if (auto sent = channel->send(message, kTimeoutMs); !sent.ok() && sent.error().code != ECONNRESET) {
     return failure(fmt::format("sluiced at {}: {}", socket, sent.error().message));
   }
   auto received = channel->receive(kTimeoutMs);
