@@ -1,4 +1,5 @@
-// The traps of protocol section 17 that exist without carry-over and with fixed deadlines, one by one.
+// The traps of protocol section 17 that exist without carry-over and with fixed deadlines, one by one; the others are in
+// carry_traps_test.cc.
 #include <gtest/gtest.h>
 
 #include <cstring>
