@@ -239,6 +239,11 @@ void DropChecker::on_delivered(const Delivered& delivered) {
     violation("node " + std::to_string(delivered.node) + " met a datagram of an older view with '" +
               wire::drop_name(delivered.drop) + "'");
   }
+  // Memory of a packet that was freed before it was sent shows in its tag.
+  if (delivered.genuine && delivered.drop == wire::Drop::kTag) {
+    violation("node " + std::to_string(delivered.node) + " cannot verify what node " +
+              std::to_string(delivered.from) + " has sealed");
+  }
   if (delivered.kind == Delivered::Kind::kForged && delivered.drop == wire::Drop::kNone) {
     violation("node " + std::to_string(delivered.node) + " took a forged datagram");
   }
