@@ -413,6 +413,42 @@ def two_states(rank, world, job):
         return [a.parameter_distance(nets[0]), b.parameter_distance(nets[1])]
 
 
+def broken_finish(rank, world, job):
+    """What goes wrong behind a result comes out of backward(); the first comes before anything was sent."""
+    def add_due(layout, tensor, scale):
+        raise ValueError("behind the result")
+
+    told = []
+    for attempt in ("the carry of another model", "an error of ours"):
+        ddp = DDP(mlp())  # a DDP is of no use after an error
+        with sluice.torch.State(f"{job}-{len(told)}", op_class="exact", model=ddp) as state:
+            ddp.register_comm_hook(state, sluice.torch.hook)
+            if attempt == "an error of ours":
+                state._carry.add_due = add_due
+            else:
+                state.load_state_dict({"carry": {next(iter(ddp.module.state_dict())): torch.ones(3)}})
+            try:
+                train(ddp, rank, 1)
+            except Exception as error:  # pylint: disable=broad-except
+                told.append(str(error))
+    return told
+
+
+def two_recovering(rank, world, job):
+    """Two States that nobody closes: the exit of the process does, in one order on all ranks."""
+    nets = [DDP(mlp(seed)) for seed in (1, 2)]
+    states = [sluice.torch.State(job + suffix, model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1), timeout=20.0)
+              for net, suffix in zip(nets, ("-b", "-a"))]
+    for net, state in zip(nets, states):
+        net.register_comm_hook(state, sluice.torch.hook)
+        train(net, rank, 1)
+    order = list(reversed(states)) if rank == 1 else states  # a set of weak references has any
+    began = time.monotonic()
+    with mock.patch.object(sluice.torch._state, "_states", order):
+        sluice.torch._state._close_all()
+    return [time.monotonic() - began, [said for state in states for said in state._said]]
+
+
 def scaled(rank, world, job):
     """The loss scale of a GradScaler is asked for once per backward and told with each op."""
     class Scaler:

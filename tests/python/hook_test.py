@@ -97,6 +97,17 @@ def test_two_jobs_at_a_time(pool):
     assert pool.run("two_states") == [[0.0, 0.0], [0.0, 0.0]]
 
 
+def test_what_fails_behind_a_result_is_raised(pool):
+    for told in pool.run("broken_finish"):
+        assert len(told) == 2, told
+        assert "in the carry-over of the checkpoint" in told[0] and "behind the result" in told[1], told
+
+
+def test_two_states_that_nobody_closes(pool):
+    for took, errors in pool.run("two_recovering"):
+        assert took < 10 and not errors, (took, errors)
+
+
 def test_the_loss_scale_is_told(pool):
     for result in pool.run("scaled"):
         assert result["asked"] == 3 and result["told"] == [1024.0] and result["ops"] > 3

@@ -13,7 +13,7 @@ import threading
 import torch
 
 from .. import _abi
-from .._errors import Timeout
+from .._errors import InvalidArgument, Timeout
 
 SUMS = {"f32": torch.float32, "f16": torch.float32, "bf16": torch.float32, "f64": torch.float64}
 RESCUE_S = 1.0  # how long taking back may last while the arena is full
@@ -40,6 +40,8 @@ class Carry:
         known = self.layouts.get(tag)
         if known is not None:
             return known
+        with self._lock:
+            _check_sizes(self.due, names, sizes)
         width = _abi.TYPES[dtype][1]
         new = Layout(names, sizes, dtype, [(t, offset // width, nbytes // width) for t, (offset, nbytes) in zip(tags, cuts)])
         for old in [old for old, layout in self.layouts.items() if not set(layout.names).isdisjoint(names)]:
@@ -123,8 +125,11 @@ class Carry:
 
     def load(self, carry):
         """What a checkpoint had, to be added to the next results."""
+        due = {name: values.detach().clone().view(-1) for name, values in carry.items()}
         with self._lock:
-            self.due = {name: values.detach().clone().view(-1) for name, values in carry.items()}
+            for layout in self.layouts.values():
+                _check_sizes(due, layout.names, layout.sizes)
+            self.due = due
 
     def forget_due(self):
         """A new view: some ranks have added what is due to a result already, others have not, so nobody does any more.
@@ -141,6 +146,14 @@ class Carry:
         """What is to be added to the next results, by name."""
         with self._lock:
             return {name: values.clone() for name, values in self.due.items()}
+
+
+def _check_sizes(kept, names, sizes):
+    """Before they are added to anything: a checkpoint may be of another model."""
+    for name, size in zip(names, sizes):
+        if name in kept and kept[name].numel() != size:
+            raise InvalidArgument(f"sluice: load_state_dict(): parameter {name} has {size} elements here, {kept[name].numel()} in the "
+                                  "carry-over of the checkpoint; it is of another model, or the parameters have other names")
 
 
 def take(function, dtype, tag, count, timeout):

@@ -77,8 +77,8 @@ class Engine:
         for (offset, nbytes), tag in zip(cuts, tags):
             part = Part(work, offset, nbytes, nbytes // element_bytes, dtype, tag, parameters,
                         offset + nbytes == work.nbytes)
-            part.contribution = self.alloc(nbytes)
             try:
+                part.contribution = self.alloc(nbytes)
                 part.result = self.alloc(nbytes)
                 if nbytes:
                     ctypes.memmove(part.contribution.address, work.host + offset, nbytes)
@@ -88,10 +88,11 @@ class Engine:
                     TooManyOps)
             except Error as error:
                 # What was submitted of this bucket waits for the rest on the other ranks: there is no way on from here.
-                self.error = self.error or error
-                part.contribution.free()
-                if part.result is not None:
-                    part.result.free()
+                if offset > 0 or part.contribution is not None:
+                    self.error = self.error or error
+                for slot in (part.contribution, part.result):
+                    if slot is not None:
+                        slot.free()
                 raise
             with self._changed:
                 if self.error is not None:

@@ -27,10 +27,13 @@ def group_facts(process_group):
     return rank, dist.get_world_size(process_group)
 
 
-def _carries_objects(process_group):
-    """Whether the group's backend moves CPU tensors, which the object collectives then use."""
-    name = str(dist.get_backend(process_group)).lower()
-    return "gloo" in name or "mpi" in name
+def _barrier(job, rank, process_group, timeout):
+    """Gloo's own patience is the group's, half an hour, and it names nobody."""
+    try:
+        dist.monitored_barrier(process_group, datetime.timedelta(seconds=timeout), wait_all_ranks=True)
+    except RuntimeError as error:
+        raise Error(f"sluice: job {job}, rank {rank}: not all ranks came to the rendezvous within {timeout:g} s ({error}); are they "
+                    "running, and do they make their State at the same place?") from None
 
 
 def meet(job, own, process_group, timeout):
@@ -38,7 +41,10 @@ def meet(job, own, process_group, timeout):
     rank, world_size = group_facts(process_group)
     if world_size == 1:
         return [own]
-    if _carries_objects(process_group):
+    backend = str(dist.get_backend(process_group)).lower()
+    if backend in ("gloo", "mpi"):  # others may not be able to move CPU tensors
+        if backend == "gloo":
+            _barrier(job, rank, process_group, timeout)
         everyone = [None] * world_size
         dist.all_gather_object(everyone, own, group=process_group)
         return everyone

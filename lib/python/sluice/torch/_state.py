@@ -116,7 +116,12 @@ class State(Calls):
                               SluiceWarning, stacklevel=3)
             return
         if world_size > 1 and (settings.fallback is not None or recovers):
-            self._watch(key, rank, world_size)
+            try:
+                self._watch(key, rank, world_size)
+            except _views.StoreGone as gone:
+                self._drop()
+                raise Error(f"sluice: job {settings.job}, rank {rank}: optimizer= and fallback= need the rendezvous store of "
+                            f"init_process_group(init_method='env://' or 'tcp://...'), which is not there: {gone}") from None
 
     def _join(self, connection, cards, key, rank, world_size):
         settings = self._settings
@@ -129,13 +134,13 @@ class State(Calls):
             job.barrier(settings.timeout)
         except Error as error:
             if settings.fallback is None:
+                _give_up(job)
                 raise
             problem = str(error)
         if settings.fallback is not None:
             problem = _recovery.meet(self, self._process_group, problem)
             if problem:
-                if job is not None:
-                    job.abort()
+                _give_up(job)
                 raise Error(problem, "UNREACHABLE")
         self._connection = connection
         self._take_job(job)
@@ -305,6 +310,9 @@ class State(Calls):
 
     def _start(self, engine, step, source, target, tag, parameters, is_last, value):
         """Sends flat tensor `source`; the mean ends up in `target`, and the future completes with value()."""
+        if source.device.type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"sluice: gradients on device {source.device} ({self._names.describe(parameters)}) cannot be "
+                                  "exchanged; those on cpu and cuda can")
         nbytes = source.numel() * source.element_size()
         cuts = engine.parts_of(nbytes)
         tags = [part_tag(tag, index, len(cuts)) for index in range(len(cuts))]
@@ -323,10 +331,13 @@ class State(Calls):
         done = torch.futures.Future()
 
         def finish(work):
-            if work.error is None and not work.void:
-                self._carry.add_due(layout, host, scale)
-            if work.error is None and host.data_ptr() != target.data_ptr():
-                target.copy_(host.view_as(target))
+            try:
+                if work.error is None and not work.void:
+                    self._carry.add_due(layout, host, scale)
+                if work.error is None and host.data_ptr() != target.data_ptr():
+                    target.copy_(host.view_as(target))
+            except BaseException as error:  # the training thread must not wait for ever; it raises this
+                work.error = error
             done.set_result(None)
 
         work = Work(host.data_ptr(), nbytes, finish, keep=(host, target))
@@ -347,13 +358,18 @@ class State(Calls):
         def finish(work):
             if work.error is not None:
                 done.set_result(None)
-            elif staged:
-                if not work.void:
-                    self._carry.add_due(layout, staged[0], scale)
-                stager.deliver(staged[0], target, done)
-            else:  # the step was dropped before this bucket was copied
-                target.zero_()
-                done.set_result(target)
+                return
+            try:
+                if staged:
+                    if not work.void:
+                        self._carry.add_due(layout, staged[0], scale)
+                    stager.deliver(staged[0], target, done)
+                else:  # the step was dropped before this bucket was copied
+                    target.zero_()
+                    done.set_result(target)
+            except BaseException as error:  # as above
+                work.error = error
+                done.set_result(None)
 
         holder = Work(0, source.numel() * source.element_size(), finish)
 
@@ -392,8 +408,11 @@ class State(Calls):
         if self.grad_scaler is not None:
             return
         import gc
+        # torch.amp.GradScaler from torch 2.3 on, whose child the other one then is.
+        scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
         for found in gc.get_objects():
-            if isinstance(found, torch.cuda.amp.GradScaler) and found.is_enabled():
+            # (isinstance() asks the object, and a weakref.proxy to a dead one raises.)
+            if issubclass(type(found), scaler) and found.is_enabled():
                 raise InvalidArgument(
                     "sluice: this process has a GradScaler that the State does not know. The daemons carry over what a step did "
                     "not count (exchange.carry_over), and the next step may have another loss scale: pass "
@@ -555,6 +574,17 @@ class State(Calls):
                       SluiceWarning, stacklevel=2)
 
 
+def _give_up(job):
+    """Leaves a job that did not come up; its memory and its place would else be held until the process ends."""
+    if job is None:
+        return
+    for end in (job.abort, lambda: job.leave(0.0)):
+        try:
+            end()
+        except Error:
+            pass
+
+
 def _submit(engine, step, work, submit):
     """Starts a bucket. Where a Step holds it, a failure is the step's, else it is raised."""
     if step is None:
@@ -581,7 +611,9 @@ def _value_of(work, value):
 
 @atexit.register
 def _close_all():
-    # A process that dies by an exception tells the other ranks, which else would wait for its next op.
-    dying = getattr(sys, "last_type", None) is not None
-    for state in list(_states):
+    # A process that dies by an exception tells the other ranks, which else would wait for its next op. (An interactive one
+    # has survived its exceptions.)
+    dying = getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1")
+    # close() can be collective: in one order on all ranks.
+    for state in sorted(_states, key=lambda state: state.job):
         state.close(abort=dying)
