@@ -15,6 +15,7 @@ namespace sluice::config {
 enum class PortKind : uint8_t { kUdp = 0 };
 enum class FaultDirection : uint8_t { kSend = 0, kReceive = 1, kBoth = 2 };
 enum class Fill : uint8_t { kOwn = 0, kZero = 1 };
+enum class OnIncomplete : uint8_t { kResync = 0, kCorrect = 1 };
 enum class IdleMode : uint8_t { kAdaptive = 0, kBusy = 1, kEvent = 2 };
 enum class SealingMode : uint8_t { kAuth = 0, kNone = 1 };
 enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
@@ -86,6 +87,9 @@ struct Config {
     uint32_t warmup_ops = 0;
     bool carry_over = false;
     uint32_t carry_max_ops = 0;  // 0: auto
+    double carry_max_norm = 0;   // 0: off
+    OnIncomplete on_incomplete{};
+    uint64_t correction_bytes = 0;  // 0: auto
     Fill fill{};
     Micros op_timeout = 0, rank_timeout = 0, peer_timeout = 0, peer_interval = 0, linger = 0;
     Micros join_timeout = 0;

@@ -53,14 +53,10 @@ const std::array kKeys = {
         .kind = Kind::kTextList,
         .default_value = "auto",
         .help = "Where peers reach this node: an address (10.0.0.7), a network (10.0.0.0/16: the address "
-                "that lies in "
-                "it), an interface by its exact name (eth1), or auto: the interface with the default route, "
-                "never "
-                "loopback, docker*, veth* or one that is down. A list is tried in order. The address that is "
-                "bound is "
-                "the one that is told to peers; the host name is not looked up, so a 127.0.1.1 in /etc/hosts "
-                "does "
-                "no harm.",
+                "that lies in it), an interface by its exact name (eth1), or auto: the interface with the "
+                "default route, never loopback, docker*, veth* or one that is down. A list is tried in "
+                "order. The address that is bound is the one that is told to peers; the host name is not "
+                "looked up, so a 127.0.1.1 in /etc/hosts does no harm.",
         .field = SLUICE_FIELD(transport.bind)},
     Key{.name = "transport.port",
         .kind = Kind::kCount,
@@ -68,8 +64,7 @@ const std::array kKeys = {
         .min = 0,
         .max = 65'535,
         .help = "UDP port of lane 0; lane l uses port + l. 0: any that is free. Firewalls must let UDP "
-                "through to "
-                "these ports from every peer. 0 needs lanes: 1.",
+                "through to these ports from every peer. 0 needs lanes: 1.",
         .field = SLUICE_FIELD(transport.port)},
     Key{.name = "transport.receive_buffer",
         .kind = Kind::kBytes,
@@ -77,8 +72,7 @@ const std::array kKeys = {
         .min = 64 * kKiB,
         .max = kGiB,
         .help = "SO_RCVBUF of each lane. The kernel clamps it to net.core.rmem_max, which is 208KiB by "
-                "default and too "
-                "small; the start-up line and `sluicectl status` show what was granted.",
+                "default and too small; the start-up line and `sluicectl status` show what was granted.",
         .field = SLUICE_FIELD(transport.receive_buffer)},
     Key{.name = "transport.send_buffer",
         .kind = Kind::kBytes,
@@ -105,8 +99,7 @@ const std::array kKeys = {
         .kind = Kind::kFlag,
         .default_value = "true",
         .help = "Hand runs of datagrams to the kernel in one call (UDP_SEGMENT). Turn it off only for "
-                "network drivers "
-                "that get it wrong.",
+                "network drivers that get it wrong.",
         .field = SLUICE_FIELD(transport.gso)},
     Key{.name = "transport.gro",
         .kind = Kind::kFlag,
@@ -207,8 +200,7 @@ const std::array kKeys = {
         .default_value = "adaptive",
         .choices = "adaptive|busy|event",
         .help = "What a lane does without work: adaptive spins for idle.spin and then sleeps, busy never "
-                "sleeps (a core "
-                "per lane), event sleeps at once.",
+                "sleeps (a core per lane), event sleeps at once.",
         .field = SLUICE_CHOICE(idle.mode)},
     Key{.name = "idle.spin",
         .kind = Kind::kDuration,
@@ -232,8 +224,7 @@ const std::array kKeys = {
     Key{.name = "socket.path",
         .default_value = "/run/sluice/sluice.sock",
         .help = "Where clients and sluicectl connect. Its folder must exist. Containers mount the folder, "
-                "not the "
-                "socket, so that they survive a restart of the daemon.",
+                "not the socket, so that they survive a restart of the daemon.",
         .field = SLUICE_FIELD(socket.path)},
     Key{.name = "socket.mode",
         .kind = Kind::kMode,
@@ -257,11 +248,9 @@ const std::array kKeys = {
         .help =
             "H: bound of a `consistent` or `best_effort` op, counted from the moment half of the nodes take "
             "part. Half of it is for pushing, half for pulling. What a rank sends after the first half is "
-            "not "
-            "counted: with exchange.carry_over it joins a later op, without it is lost, so leave room for "
-            "the "
-            "slowest one. auto: measured while the job runs, for each size of op, after a warm-up in which "
-            "ops wait for all. A client can set its own for a job or an op.",
+            "not counted: with exchange.carry_over it joins a later op, without it is lost, so leave room "
+            "for the slowest one. auto: measured while the job runs, for each size of op, after a warm-up "
+            "in which ops wait for all. A client can set its own for a job or an op.",
         .field = SLUICE_FIELD(exchange.deadline)},
     Key{.name = "exchange.hard_deadline_max",
         .kind = Kind::kDuration,
@@ -322,6 +311,40 @@ const std::array kKeys = {
         .help = "Carry-over that is older than this many ops of its tag (steps of training) is discarded and "
                 "counted. auto: twice max_lag, divided by the ops of one step, at least 8.",
         .field = SLUICE_FIELD(exchange.carry_max_ops)},
+    Key{.name = "exchange.carry_max_norm",
+        .kind = Kind::kRatio,
+        .default_value = "off",
+        .min = 0.01,
+        .max = 1'000'000,
+        .special = "off",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help = "Carry-over whose norm is above this many times that of the rank's last contribution of the "
+                "tag is discarded and counted, so that a rank that was late for long cannot swamp a step.",
+        .field = SLUICE_FIELD(exchange.carry_max_norm)},
+    Key{.name = "exchange.on_incomplete",
+        .kind = Kind::kChoice,
+        .default_value = "resync",
+        .choices = "resync|correct",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help =
+            "What becomes of blocks of a `consistent` result that come after it was given to its rank with "
+            "holes: resync drops them, and the rank must take parameters from another one; correct adds "
+            "them to a later result of the same tag, on this rank only. Exact for SGD without momentum, "
+            "close for others: an optimizer that is not linear (Adam) drifts by it, so resync now and then.",
+        .field = SLUICE_CHOICE(exchange.on_incomplete)},
+    Key{.name = "exchange.correction_bytes",
+        .kind = Kind::kBytes,
+        .default_value = "auto",
+        .min = 4 * kKiB,
+        .max = kTiB,
+        .special = "auto",
+        .reload = true,
+        .source = Source::kProtocol,
+        .help = "With on_incomplete correct: how much of this may wait for one rank and tag, in "
+                "memory.job_pool. What does not fit must be resynced. auto: twice the tensor.",
+        .field = SLUICE_FIELD(exchange.correction_bytes)},
     Key{.name = "exchange.fill",
         .kind = Kind::kChoice,
         .default_value = "own",
@@ -375,9 +398,8 @@ const std::array kKeys = {
         .max = 64,
         .reload = true,
         .source = Source::kProtocol,
-        .help = "In units of the deadline: how much longer a rank repairs its own holes of a `consistent` op "
-                "before it "
-                "reports INCOMPLETE. Only that rank waits.",
+        .help = "In units of the deadline: how much longer a rank repairs its own holes of a `consistent` "
+                "op before it reports INCOMPLETE. Only that rank waits.",
         .field = SLUICE_FIELD(exchange.pull_patience)},
     Key{.name = "exchange.min_contribution",
         .kind = Kind::kRatio,
@@ -386,9 +408,8 @@ const std::array kKeys = {
         .max = 1,
         .reload = true,
         .source = Source::kProtocol,
-        .help = "Share of the ranks that must have contributed to a block of a `consistent` op; below it the "
-                "block is "
-                "skipped (zero on all ranks).",
+        .help = "Share of the ranks that must have contributed to a block of a `consistent` op; below it "
+                "the block is skipped (zero on all ranks).",
         .field = SLUICE_FIELD(exchange.min_contribution)},
     Key{.name = "exchange.max_lag",
         .kind = Kind::kCount,
@@ -415,8 +436,7 @@ const std::array kKeys = {
         .max = kGiB,
         .reload = true,
         .help = "Most bytes on the way to one peer and lane. Peers together can send (nodes - 1) times as "
-                "much at once: "
-                "keep that below transport.receive_buffer.",
+                "much at once: keep that below transport.receive_buffer.",
         .field = SLUICE_FIELD(exchange.flow_window)},
     Key{.name = "exchange.flow_window_min",
         .kind = Kind::kBytes,
@@ -450,9 +470,8 @@ const std::array kKeys = {
         .min = kMiB,
         .max = kTiB,
         .reload = true,
-        .help = "Accumulators and early arrivals of one job on one lane. Reserved, but taken from the system "
-                "only when "
-                "used. A join that needs more is refused and told how much.",
+        .help = "Accumulators and early arrivals of one job on one lane. Reserved, but taken from the "
+                "system only when used. A join that needs more is refused and told how much.",
         .field = SLUICE_FIELD(memory.job_pool)},
     Key{.name = "memory.op_max",
         .kind = Kind::kBytes,
@@ -513,8 +532,7 @@ const std::array kKeys = {
         .default_value = "",
         .reload = true,
         .help = "Key of the jobs under `peers`: 32 bytes, or 64 hexadecimal digits (openssl rand -hex 32). "
-                "Must not be "
-                "readable by others. Jobs with a rendezvous bring their own key.",
+                "Must not be readable by others. Jobs with a rendezvous bring their own key.",
         .field = SLUICE_FIELD(security.key_file)},
 
     Key{.name = "metrics.listen",

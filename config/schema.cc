@@ -199,11 +199,13 @@ std::string format_value(const Key& key, const Config& config) {
       if (is_special(field<uint32_t>(key, source))) return std::string(key.special);
       return fmt::format("{}", field<uint32_t>(key, source));
     case Kind::kRatio:
+      if (is_special(field<double>(key, source))) return std::string(key.special);
       return format_ratio(field<double>(key, source));
     case Kind::kDuration:
       if (is_special(field<Micros>(key, source))) return std::string(key.special);
       return format_duration(field<Micros>(key, source));
     case Kind::kBytes:
+      if (is_special(field<uint64_t>(key, source))) return std::string(key.special);
       return format_bytes(field<uint64_t>(key, source));
     case Kind::kBitRate:
       if (is_special(field<uint64_t>(key, source))) return std::string(key.special);

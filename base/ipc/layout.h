@@ -38,6 +38,8 @@ enum class Request : uint32_t {
 };
 inline constexpr uint32_t kFlagDrop =
     1;  // kTakeCarry: there is no slot; what is owed is dropped, as undecided
+inline constexpr uint32_t kFlagCorrection =
+    2;  // kTakeCarry: not what is owed, but what waits to be added to a result of this rank (protocol, section 6)
 inline constexpr uint32_t kMaxTakes = 16;  // kTakeCarry of one rank on one lane
 inline constexpr uint32_t kFlagScaled =
     4;  // kAllreduce: the client has a loss scale, be it 1 now (implied by any other)
@@ -91,7 +93,9 @@ struct Completion {
   uint64_t bytes_sent = 0;     // datagram bytes that this lane sent for this op until now (all local ranks)
   uint32_t blocks_filled = 0;  // best_effort: of the result, filled by rule
   uint32_t blocks_discarded = 0;  // of this rank's carry-over: too old, not finite, or no memory for it
-  uint64_t unused[7] = {};        // to whole cache lines
+  uint32_t blocks_corrected = 0;  // of the result: what was missing in earlier ones of the tag was added
+  uint32_t padding = 0;
+  uint64_t unused[6] = {};  // to whole cache lines
 };
 static_assert(sizeof(Completion) == 128);
 
@@ -180,12 +184,14 @@ enum class MessageType : uint32_t {
 };
 
 inline constexpr uint32_t kJoinedCarries = 1;  // JOINED: `consistent` carries over
-inline constexpr uint32_t kMaxJobName = 63;    // printable, no slash, no space
+inline constexpr uint32_t kJoinedCorrects =
+    2;                                       // JOINED: holes of a `consistent` result come with a later one
+inline constexpr uint32_t kMaxJobName = 63;  // printable, no slash, no space
 
 struct Message {
   uint32_t type = 0;
   uint32_t abi_version = kAbiVersion;
-  uint32_t code = 0;            // REFUSE, BYE, ABORT: Status; JOINED: kJoinedCarries or 0
+  uint32_t code = 0;            // REFUSE, BYE, ABORT: Status; JOINED: kJoinedCarries | kJoinedCorrects
   uint32_t rank = 0;            // HELLO, JOIN
   uint32_t world_size = 0;      // HELLO, JOIN: ranks of the job
   uint32_t local_ranks = 0;     // HELLO, JOIN: ranks of the job on this node

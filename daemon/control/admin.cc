@@ -108,6 +108,7 @@ json job_json(const ControlState& state, const Job& job, const Snapshot& snapsho
   out["blocks_discarded"] = all.counters.blocks_discarded;
   out["blocks_undecided"] = all.counters.blocks_undecided;
   out["blocks_filled"] = all.counters.blocks_filled;
+  out["blocks_corrected"] = all.counters.blocks_corrected;
   out["carry_over"] = job.settings.carry_over;
   out["carry_blocks"] = all.owed.blocks;
   out["contributions_queued"] = first == nullptr ? 0 : first->counters.slots_queued;

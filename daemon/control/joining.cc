@@ -384,6 +384,7 @@ void ControlState::joined(Job* job) {
     message.nodes = static_cast<uint32_t>(job->settings.members.size());
     message.node = job->membership.self;
     message.code = job->settings.carry_over ? ipc::kJoinedCarries : 0;
+    if (job->settings.on_incomplete == exchange::OnIncomplete::kCorrect) message.code |= ipc::kJoinedCorrects;
     message.arena_bytes = client->regions.arena_bytes();
     message.max_op_bytes = job->settings.max_op_bytes;
     message.deadline_us = static_cast<uint32_t>(job->settings.hard_deadline);

@@ -189,6 +189,12 @@ exchange::Settings make_settings(const config::Config& config, const NodeFacts& 
       config.transport.link_rate != 0 ? config.transport.link_rate : facts.link_bits;
   settings.carry_over = exchange.carry_over;
   settings.carry_max_ops = exchange.carry_max_ops;
+  settings.carry_max_norm = exchange.carry_max_norm;
+  // These concern this node only, and need not be the same on all.
+  settings.on_incomplete = exchange.on_incomplete == config::OnIncomplete::kCorrect
+                               ? exchange::OnIncomplete::kCorrect
+                               : exchange::OnIncomplete::kResync;
+  settings.correction_bytes = exchange.correction_bytes;
   settings.fill_own = exchange.fill == config::Fill::kOwn;
   settings.op_timeout = exchange.op_timeout;
   settings.rank_timeout = exchange.rank_timeout;

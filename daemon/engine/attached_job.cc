@@ -87,8 +87,10 @@ const char* check_descriptor(const ipc::Descriptor& d, uint64_t arena_bytes, uin
   if (!(std::isfinite(d.loss_scale) && d.loss_scale > 0))
     return "descriptor: loss_scale is not a number above 0";
   if (d.loss_scale != 1.0F && !floating) return "descriptor: loss_scale of integers";
-  if ((d.flags & ~(take ? ipc::kFlagDrop : ipc::kFlagScaled)) != 0) return "descriptor: unknown flags";
-  if ((d.flags & ipc::kFlagScaled) != 0 && !take && !floating) return "descriptor: loss_scale of integers";
+  constexpr uint32_t kTakeFlags = ipc::kFlagDrop | ipc::kFlagCorrection;
+  if ((d.flags & ~(take ? kTakeFlags : ipc::kFlagScaled)) != 0 || d.flags == kTakeFlags)
+    return "descriptor: unknown flags";
+  if (d.flags == ipc::kFlagScaled && !floating) return "descriptor: loss_scale of integers";
   const uint64_t size = element_size(static_cast<ElementType>(d.element_type));
   if (d.count > max_op_bytes / size) return "descriptor: tensor is larger than max_op_bytes";
   if (take) {
@@ -153,6 +155,7 @@ const char* AttachedJob::take(AttachedClient* client, const ipc::Descriptor& des
   Take take;
   take.what = submission_of(client->view, descriptor);
   if ((descriptor.flags & ipc::kFlagDrop) == 0) take.out = client->view.arena + descriptor.result;
+  take.correction = (descriptor.flags & ipc::kFlagCorrection) != 0;
   take.deadline = now + descriptor.deadline_us;
   client->takes.push_back(take);
   return nullptr;
@@ -166,7 +169,8 @@ bool AttachedJob::serve_takes(Micros now, uint64_t* who, const char** wrong) {
       ipc::Completion answer;
       if (lane.failed())
         answer.status = static_cast<uint8_t>(lane.failure());
-      else if (!lane.take_carry(now, take.what, take.out)) {
+      else if (!(take.correction ? lane.take_correction(now, take.what, take.out)
+                                 : lane.take_carry(now, take.what, take.out))) {
         if (now < take.deadline) {
           ++i;
           continue;
@@ -262,6 +266,7 @@ void AttachedJob::complete(AttachedClient* client, const exchange::Event& event,
   completion.bytes_sent = event.bytes_sent;
   completion.blocks_filled = event.blocks_filled;
   completion.blocks_discarded = event.blocks_discarded;
+  completion.blocks_corrected = event.blocks_corrected;
   *full = client->completions.push(completion) != ipc::RingState::kOk;
 }
 

@@ -31,6 +31,7 @@ class PeerTable {
 struct Take {
   exchange::Submission what;
   std::byte* out = nullptr;  // nullptr: what is owed is dropped
+  bool correction = false;   // kFlagCorrection
   Micros deadline = 0;
 };
 

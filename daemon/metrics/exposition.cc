@@ -160,6 +160,10 @@ void rounds(const Snapshot& snapshot, Families* out) {
                    all.blocks_undecided);
   out->one_counter("sluice_filled_blocks_total", "Holes of best_effort results that were filled by rule.",
                    all.blocks_filled);
+  out->one_counter(
+      "sluice_corrected_blocks_total",
+      "Blocks of results to which holes of earlier results were added (exchange.on_incomplete: correct).",
+      all.blocks_corrected);
   out->one_counter("sluice_queued_contributions_total",
                    "Contributions that missed their round as a whole and were queued for a later one.",
                    snapshot.first_lane.counters.slots_queued);

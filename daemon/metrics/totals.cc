@@ -22,6 +22,7 @@ void add(const exchange::Counters& from, exchange::Counters* to) {
   to->blocks_discarded += from.blocks_discarded;
   to->blocks_undecided += from.blocks_undecided;
   to->blocks_filled += from.blocks_filled;
+  to->blocks_corrected += from.blocks_corrected;
   to->slots_queued += from.slots_queued;
   to->requests_sent += from.requests_sent;
   to->contributions_late += from.contributions_late;

@@ -218,6 +218,7 @@ Result<Joined> join(Greeted greeted, const JoinRequest& request, int timeout_ms)
   joined.node = reply.node;
   joined.arena_bytes = reply.arena_bytes;
   joined.carry_over = (reply.code & ipc::kJoinedCarries) != 0;
+  joined.corrects = (reply.code & ipc::kJoinedCorrects) != 0;
   joined.node_name = greeted.welcome.name;
   joined.node_address = greeted.welcome.endpoint;
 

@@ -74,7 +74,7 @@ struct Joined {
   uint32_t nodes = 0;
   uint32_t node = 0;
   uint64_t arena_bytes = 0;
-  bool carry_over = false;
+  bool carry_over = false, corrects = false;
   std::string node_name, node_address;  // from the WELCOME
 };
 

@@ -368,7 +368,8 @@ int Job::check_tag(const char* call, int kind, int type, uint64_t count, TagName
   return check_size(call, count, element_size(name->type));
 }
 
-int Job::take_carry(const char* call, const TagName& name, std::optional<uint64_t> slot, Micros end) {
+int Job::take_carry(const char* call, const TagName& name, std::optional<uint64_t> slot, Micros end,
+                    uint32_t flags) {
   uint32_t key = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -396,7 +397,7 @@ int Job::take_carry(const char* call, const TagName& name, std::optional<uint64_
     d.element_type = d.wire_type = static_cast<uint8_t>(name.type);
     d.op_class = static_cast<uint8_t>(OpClass::kConsistent);
     d.result = slot.value_or(0);
-    d.flags = slot ? 0 : ipc::kFlagDrop;
+    d.flags = slot ? flags : ipc::kFlagDrop;
     d.deadline_us = static_cast<uint32_t>(std::clamp<Micros>(end - monotonic_micros(), 0, UINT32_MAX));
     for (uint32_t lane = 0; lane < joined_.lanes; ++lane) {
       if (writers_[lane].push(d) == ipc::RingState::kOk) continue;
@@ -433,16 +434,24 @@ int Job::take_carry(const char* call, const TagName& name, std::optional<uint64_
 }
 
 int Job::tag_retire(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms) {
-  constexpr const char* kName = "sluice_tag_retire";
+  return take(0, "sluice_tag_retire", tag, kind, type, count, out, timeout_ms);
+}
+
+int Job::take_correction(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms) {
+  return take(ipc::kFlagCorrection, "sluice_take_correction", tag, kind, type, count, out, timeout_ms);
+}
+
+int Job::take(uint32_t flags, const char* call, uint64_t tag, int kind, int type, uint64_t count, void* out,
+              int timeout_ms) {
   TagName name;
   name.tag = tag;
-  if (const int error = check_tag(kName, kind, type, count, &name); error != SLUICE_SUCCESS) return error;
+  if (const int error = check_tag(call, kind, type, count, &name); error != SLUICE_SUCCESS) return error;
   const Micros end = Timer(timeout_ms).end();
-  if (out == nullptr) return take_carry(kName, name, std::nullopt, end);
+  if (out == nullptr) return take_carry(call, name, std::nullopt, end);
   const uint64_t bytes = count * element_size(accumulator_type(name.type));
-  const auto slot = take_temporary(kName, bytes);
+  const auto slot = take_temporary(call, bytes);
   if (!slot) return SLUICE_ERROR_NO_MEMORY;
-  if (const int error = take_carry(kName, name, slot, end); error != SLUICE_SUCCESS) return error;
+  if (const int error = take_carry(call, name, slot, end, flags); error != SLUICE_SUCCESS) return error;
   std::memcpy(out, arena_data() + *slot, bytes);
   arena_.release(*slot);
   return SLUICE_SUCCESS;
@@ -573,6 +582,7 @@ void Job::info(sluice_job_info* info) const {
   info->arena_bytes = arena_.size();
   info->max_op_bytes = request_.max_op_bytes;
   info->carry_over = joined_.carry_over ? 1 : 0;
+  info->corrects = joined_.corrects ? 1 : 0;
   std::snprintf(info->node_name, sizeof(info->node_name), "%s", joined_.node_name.c_str());
   std::snprintf(info->node_address, sizeof(info->node_address), "%s", joined_.node_address.c_str());
 }

@@ -73,6 +73,7 @@ class Job {
   int all_gather(const void* contribution, void* result, uint64_t bytes, sluice_op* handle);
   int barrier(int timeout_ms);
   int tag_retire(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms);
+  int take_correction(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms);
   int flush(uint64_t tag, int kind, int type, uint64_t count, void* out, int timeout_ms);
 
   // Waits for the events in `wanted` (SLUICE_EVENT_*). A resolved op is forgotten. `report` may be nullptr.
@@ -91,7 +92,10 @@ class Job {
   int check_size(const char* call, uint64_t count, uint64_t element_bytes) const;
   // A kTakeCarry to every lane, and the wait for all of them. `slot`: offset for the accumulators; nullopt: what is owed is
   // dropped. When the daemon does not answer in time, `slot` stays taken until it does.
-  int take_carry(const char* call, const TagName& name, std::optional<uint64_t> slot, Micros end);
+  int take(uint32_t flags, const char* call, uint64_t tag, int kind, int type, uint64_t count, void* out,
+           int timeout_ms);
+  int take_carry(const char* call, const TagName& name, std::optional<uint64_t> slot, Micros end,
+                 uint32_t flags = 0);
   int check_tag(const char* call, int kind, int type, uint64_t count, TagName* name) const;
   // Waits for an op whose outcome has no report. On time-out it is left to itself, and so are `slots`.
   int wait_plain(const char* call, const char* late, sluice_op handle, Micros end,

@@ -130,6 +130,7 @@ void OpTable::fill(const Op& op, sluice_report* report) const {
     report->blocks_repaired += c.repaired;
     report->blocks_filled += c.blocks_filled;
     report->blocks_discarded += c.blocks_discarded;
+    report->blocks_corrected += c.blocks_corrected;
     report->bytes_sent += c.bytes_sent;
     report->total_us = std::max(report->total_us, c.total_us);
     report->wait_us = std::max(report->wait_us, c.wait_us);

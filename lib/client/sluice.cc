@@ -508,6 +508,17 @@ int sluice_tag_retire(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_ty
   });
 }
 
+int sluice_take_correction(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type, uint64_t count,
+                           void* out, int timeout_ms) {
+  constexpr const char* kName = "sluice_take_correction";
+  return guarded(kName, [&] {
+    if (job == nullptr || out == nullptr) return invalid(kName, "`job` or `out` is NULL");
+    if (job->job.fork_guard().forked()) return forked(kName);
+    if (timeout_ms < 0) return invalid(kName, "timeout_ms is negative");
+    return job->job.take_correction(tag, number_of(kind), number_of(type), count, out, timeout_ms);
+  });
+}
+
 int sluice_barrier(sluice_job* job, int timeout_ms) {
   constexpr const char* kName = "sluice_barrier";
   return guarded(kName, [&] {

@@ -171,6 +171,8 @@ typedef struct sluice_job_info {
   uint32_t carry_over; /* 1: what a CONSISTENT call did not count is added to a later one, see sluice_flush */
   char node_name[64];  /* of this rank's node, and where other nodes reach it ("10.0.0.3:9470") */
   char node_address[64];
+  uint32_t
+      corrects; /* 1: what an INCOMPLETE result lacks is added to a later one, see sluice_take_correction */
 } sluice_job_info;
 SLUICE_API int sluice_job_get_info(sluice_job* job, sluice_job_info* info);
 
@@ -235,6 +237,15 @@ SLUICE_API int sluice_flush(sluice_job* job, uint64_t tag, sluice_kind kind, slu
 SLUICE_API int sluice_tag_retire(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type,
                                  uint64_t count, void* out, int timeout_ms);
 
+/* Where the daemon corrects (exchange.on_incomplete: correct), the holes of a CONSISTENT result that was SLUICE_INCOMPLETE
+ * are added, when they have come, to this rank's next complete result of the tag, which is then SLUICE_CORRECTED; other
+ * ranks had them in time. SLUICE_DIVERGED from sluice_wait says that they will not come, and that the ranges must be copied
+ * from another rank, as without. Local: what waits to be added, when the tag will not be used again; shapes as above. Add
+ * it, times the loss scale, to later results of this rank (not to contributions). Zeros where nothing waits.
+ * SLUICE_ERROR_TIMEOUT: holes or fates stayed open. */
+SLUICE_API int sluice_take_correction(sluice_job* job, uint64_t tag, sluice_kind kind, sluice_type type,
+                                      uint64_t count, void* out, int timeout_ms);
+
 /* Ends on no rank before every rank has called it. SLUICE_ERROR_TIMEOUT: the barrier goes on without this caller and
  * must not be called again for the same meeting. */
 SLUICE_API int sluice_barrier(sluice_job* job, int timeout_ms);
@@ -270,6 +281,7 @@ typedef struct sluice_report {
   uint32_t missing_count;
   sluice_range missing[16];
   char text[496]; /* for a person: what went wrong, or who was waited for 1 s or longer; else empty */
+  uint32_t blocks_corrected; /* CORRECTED: of the result, to which holes of earlier ones were added */
 } sluice_report;
 
 /* Waits until both events of the op have happened, then forgets the op. Returns SLUICE_SUCCESS also when the op's own

@@ -213,6 +213,11 @@ class Job {
   void tag_retire(uint64_t tag, sluice_kind kind, std::span<T> out, int timeout_ms) {
     must(sluice_tag_retire(get(), tag, kind, type_of<T>(), out.size(), out.data(), timeout_ms));
   }
+  // What waits to be added to results of this rank under the tag, which will not be used again (sluice_take_correction).
+  template <typename T>
+  void take_correction(uint64_t tag, sluice_kind kind, std::span<T> out, int timeout_ms) {
+    must(sluice_take_correction(get(), tag, kind, type_of<T>(), out.size(), out.data(), timeout_ms));
+  }
   void barrier(int timeout_ms) { must(sluice_barrier(get(), timeout_ms)); }
   void abort() { must(sluice_abort(get())); }
   void leave(int timeout_ms) { must(sluice_leave(std::exchange(membership_->job, nullptr), timeout_ms)); }

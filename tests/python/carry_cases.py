@@ -125,3 +125,39 @@ def unknown_scaler(rank, world, job):
 def carries(rank, world, job):
     with sluice.torch.State(job) as state:
         return {"carries": state.report()["carry_over"], "flushed": state.flush()}
+
+
+def corrected(rank, world, job, steps=60):
+    """Many rounds have holes, in which later ones bring what was missing: over all steps, what is owed and what still waits
+    at the end, the sum of each rank's results is that of all gradients, exactly."""
+    model, scaler = cases.Integers(cases.SHAPES), Scaler()
+    ddp = DDP(model, bucket_cap_mb=0.01)
+    found, expected = ([torch.zeros(shape, dtype=torch.float64) for shape in cases.SHAPES] for _ in range(2))
+    with cases.caught() as said, sluice.torch.State(job, deadline=0.02, grad_scaler=scaler, model=ddp) as state:
+        ddp.register_comm_hook(state, sluice.torch.hook)
+        _steps(ddp, model, rank, world, scaler, 0, steps, found, expected, lambda step: False)
+        flushed = state.flush()
+        state._carry.take_corrections(state._job, 20.0)
+        mine = dict(state._carry.mine)
+        report = state.report()
+    for shape, total, (name, _), wanted in zip(cases.SHAPES, found, model.named_parameters(), expected):
+        for kept in (flushed, mine):
+            if name in kept:
+                total += kept[name].double().view(shape)
+        assert report["needs_resync"] or torch.equal(total, wanted), (name, report)
+    return {"incomplete": report["incomplete"], "corrected": report["corrected"], "blocks": report["blocks_corrected"],
+            "waiting": sorted(mine), "discarded": report["blocks_discarded"], "needs_resync": report["needs_resync"], "said": said}
+
+
+def correction_and_resync(rank, world, job, steps=12):
+    """A rank whose correction still waits counts as one that lacks something; after resync nothing waits and all are equal."""
+    torch.manual_seed(0)
+    ddp = DDP(cases.mlp(), bucket_cap_mb=0.001)
+    with cases.caught(), sluice.torch.State(job, deadline=0.02, model=ddp) as state:
+        ddp.register_comm_hook(state, sluice.torch.hook)
+        optimizer = cases.train(ddp, rank, steps)
+        if rank == 0:
+            state._carry.mine = {"somewhere": torch.ones(3)}
+            state._corrected_until = -1
+        done = state.resync(ddp, optimizer)
+        return {"done": done, "mine": len(state._carry.mine), "distance": state.parameter_distance(ddp)}

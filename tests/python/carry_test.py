@@ -13,10 +13,10 @@ from sluice.torch._carry import Carry  # noqa: E402
 
 class Job:
     """Owes what it is told to."""
-    carry_over = True
+    carry_over = corrects = True
 
     def __init__(self):
-        self.owes, self.asked, self.hold = {}, [], set()
+        self.owes, self.asked, self.hold, self.lacks = {}, [], set(), {}
 
     def _take(self, tag, kind, dtype, count, address, timeout):
         self.asked.append(tag)
@@ -28,6 +28,11 @@ class Job:
             (ctypes.c_float * count).from_address(address)[:] = values
 
     tag_retire = flush = _take
+
+    def take_correction(self, tag, kind, dtype, count, address, timeout):
+        values = self.lacks.pop(tag, None)
+        if values is not None:
+            (ctypes.c_float * count).from_address(address)[:] = values
 
 
 def layout(carry, job, tag, names, sizes, parts=None):
@@ -82,6 +87,27 @@ def test_a_full_arena_takes_back_what_waits():
     bucket = torch.zeros(4)
     carry.add_owed(one, bucket, 1.0)
     assert bucket.tolist() == [0, 0, 5, 6]
+
+
+def test_what_results_lack_stays_with_this_rank():
+    carry, job = Carry(), Job()
+    layout(carry, job, 1, ["a", "b"], [2, 2])
+    job.lacks = {1: [1, 2, 3, 4]}
+    bucket, result = torch.zeros(3), torch.zeros(3)
+    new = layout(carry, job, 2, ["b", "c"], [2, 1])  # the buckets are cut anew: b moves, a waits for its own
+    carry.add_owed(new, bucket, 1.0)
+    carry.add_due(new, result, 2.0)
+    assert bucket.tolist() == [0, 0, 0] and result.tolist() == [6, 8, 0] and list(carry.mine) == ["a"]
+    assert carry.pending() == {}, "no checkpoint has it: it is of one rank"
+    job.lacks = {2: [5, 6, 7]}
+    carry.take_corrections(job, 1.0)
+    assert sorted(carry.mine) == ["a", "b", "c"] and carry.mine["a"].tolist() == [1, 2]
+    carry.forget_corrections()
+    carry.take_corrections(job, 1.0)
+    assert carry.mine == {}, "once"
+    job.lacks = {2: [5, 6, 7]}
+    carry.take_corrections(job, 1.0)
+    assert carry.forget_due() == 0 and carry.mine == {}, "a new view copies the parameters"
 
 
 # --- With daemons
@@ -145,4 +171,19 @@ def test_without_carry_over_nothing_is_flushed():
     with nodes.Daemons(2) as running:
         made = nodes.Pool(running, [0, 1])
         assert made.run("carries") == [{"carries": False, "flushed": {}}] * 2
+        made.close()
+
+
+@needs_daemons
+def test_holes_come_with_later_results():
+    with nodes.Daemons(4, "exchange: {carry_over: true, on_incomplete: correct, pull_patience: 0, carry_max_ops: 1000}",
+                       transport="faults: {i_know: true, loss: 0.25}") as running:
+        made = nodes.Pool(running, [0, 1, 2, 3])
+        results = made.run("corrected", 100.0)
+        print([{name: value for name, value in result.items() if name != "said"} for result in results])
+        assert sum(result["incomplete"] for result in results) > 0, "no round had a hole: the test shows nothing"
+        assert sum(result["corrected"] for result in results) > 0 and not any(result["needs_resync"] for result in results)
+        assert any("added to a later result here" in text for result in results for text in result["said"])
+        results = made.run("correction_and_resync", 100.0)
+        assert all(result["done"] and result["mine"] == 0 and result["distance"] == 0 for result in results), results
         made.close()

@@ -55,9 +55,11 @@ def free_port():
 
 
 class Daemons:
-    """count sluiced processes on 127.0.0.1, each with a socket and port of its own. extra: more lines of YAML."""
+    """count sluiced processes on 127.0.0.1, each with a socket and port of its own. extra: more lines of YAML; transport:
+    more of that section, in one line."""
 
-    def __init__(self, count, extra=""):
+    def __init__(self, count, extra="", transport=""):
+        self._transport = f", {transport}" if transport else ""
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-test-")
         self.processes = []
         self.sockets = []
@@ -76,7 +78,7 @@ class Daemons:
         self.sockets.append(base + ".sock")
         self.logs.append(base + ".log")
         with open(base + ".yaml", "w", encoding="utf-8") as file:
-            file.write(f"node: node{node}\ntransport: {{bind: 127.0.0.1, port: 0}}\nsocket: {{path: {base}.sock}}\n"
+            file.write(f"node: node{node}\ntransport: {{bind: 127.0.0.1, port: 0{self._transport}}}\nsocket: {{path: {base}.sock}}\n"
                        f"metrics: {{listen: off}}\n{extra}\n")
         self.processes.append(self._spawn(node))
 

@@ -295,6 +295,18 @@ TEST(CarryOverLibsluice, RetiringIsLocal) {
     must(sluice_tag_retire(job, kTag, SLUICE_SUM, SLUICE_F16, kHalves, owed.data(), 10'000), "retire");
     for (uint32_t i = 0; i < kHalves; ++i) ASSERT_EQ(owed[i], 2.0F);
     must(sluice_wait(job, op, 0, nullptr), "its slot came back");
+    // Its result had no hole, so nothing waits for a later one.
+    must(sluice_take_correction(job, kTag, SLUICE_SUM, SLUICE_F16, kHalves, owed.data(), 10'000), "take");
+    for (uint32_t i = 0; i < kHalves; ++i) ASSERT_EQ(owed[i], 0.0F);
+    EXPECT_EQ(sluice_take_correction(job, kTag, SLUICE_SUM, SLUICE_F16, kHalves, nullptr, 0),
+              SLUICE_ERROR_INVALID);
+    sluice_job_info info{};
+    info.size = sizeof info;
+    must(sluice_job_get_info(job, &info), "info");
+    EXPECT_EQ(info.corrects, 0U);
+    EXPECT_EQ(info.carry_over, 1U);
+    EXPECT_STRNE(info.node_name, "");
+    EXPECT_EQ(std::string(info.node_address).rfind("127.0.0.1:", 0), 0U);
   });
 }
 

@@ -63,6 +63,12 @@ TEST(Descriptor, OfATake) {
   EXPECT_NE(std::string(check_descriptor(d, kArena, kMaxOp)).find("outside"), std::string::npos);
   d.flags = ipc::kFlagDrop;
   EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr) << "there is no slot";
+  d.flags = ipc::kFlagDrop | ipc::kFlagCorrection;
+  EXPECT_NE(check_descriptor(d, kArena, kMaxOp), nullptr) << "a correction has a slot";
+  d.flags = ipc::kFlagCorrection;
+  EXPECT_NE(check_descriptor(d, kArena, kMaxOp), nullptr) << "which lies in the arena";
+  d.result = kArena - 4032;
+  EXPECT_EQ(check_descriptor(d, kArena, kMaxOp), nullptr);
   d.flags = ipc::kFlagScaled;
   EXPECT_NE(check_descriptor(d, kArena, kMaxOp), nullptr);
 }

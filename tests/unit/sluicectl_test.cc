@@ -51,6 +51,7 @@ TEST(Tables, DeadlinesAndCarryOverWhereThereIsSomethingToSay) {
   bounded["carry_blocks"] = 4;
   bounded["contributions_queued"] = 2;
   bounded["blocks_filled"] = 9;
+  bounded["blocks_corrected"] = 4;
   const std::string text = jobs_text({{"jobs", {bounded}}}, {});
   EXPECT_TRUE(has(text, "\nj: deadline auto, policy 3: 4.0KiB 12.0ms, 1.0MiB warming up (7 ops)\n")) << text;
   EXPECT_TRUE(has(text,
@@ -58,6 +59,7 @@ TEST(Tables, DeadlinesAndCarryOverWhereThereIsSomethingToSay) {
                   "0 blocks discarded, 0 undecided\n"))
       << text;
   EXPECT_TRUE(has(text, "\nj: 9 blocks of results filled by rule\n")) << text;
+  EXPECT_TRUE(has(text, "\nj: 4 blocks of results corrected by holes of earlier ones\n")) << text;
 }
 
 TEST(Tables, StatusSaysWhatIsWrongInColourOnlyWhenAsked) {

@@ -111,7 +111,7 @@ std::string bounded_notes(const json& job) {
   }
   const uint64_t carried = number(job, "blocks_carried"), queued = number(job, "contributions_queued"),
                  discarded = number(job, "blocks_discarded"), undecided = number(job, "blocks_undecided"),
-                 filled = number(job, "blocks_filled");
+                 filled = number(job, "blocks_filled"), corrected = number(job, "blocks_corrected");
   if (carried + queued + discarded + undecided != 0) {
     out += fmt::format(
         "{}: carry-over: {} blocks carried ({} owed now), {} contributions queued ({} now), {} blocks "
@@ -121,6 +121,10 @@ std::string bounded_notes(const json& job) {
         number(job, "contributions_queued_now"), discarded, undecided);
   }
   if (filled != 0) out += fmt::format("{}: {} blocks of results filled by rule\n", text(job, "name"), filled);
+  if (corrected != 0) {
+    out += fmt::format("{}: {} blocks of results corrected by holes of earlier ones\n", text(job, "name"),
+                       corrected);
+  }
   return out;
 }
 

@@ -103,6 +103,7 @@ class JobInfo(ctypes.Structure):
         ("carry_over", ctypes.c_uint32),
         ("node_name", ctypes.c_char * 64),
         ("node_address", ctypes.c_char * 64),
+        ("corrects", ctypes.c_uint32),
     ]
 
 
@@ -145,6 +146,7 @@ class Report(ctypes.Structure):
         ("missing_count", ctypes.c_uint32),
         ("missing", Range * MAX_RANGES),
         ("text", ctypes.c_char * TEXT_BYTES),
+        ("blocks_corrected", ctypes.c_uint32),
     ]
 
 
@@ -180,6 +182,8 @@ PROTOTYPES = {
                                     ctypes.c_int]),
     "sluice_tag_retire": (ctypes.c_int, [Handle, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint64,
                                          ctypes.c_void_p, ctypes.c_int]),
+    "sluice_take_correction": (ctypes.c_int, [Handle, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_uint64,
+                                              ctypes.c_void_p, ctypes.c_int]),
     "sluice_barrier": (ctypes.c_int, [Handle, ctypes.c_int]),
     "sluice_wait": (ctypes.c_int, [Handle, OpNumber, ctypes.c_int, ctypes.POINTER(Report)]),
     "sluice_wait_result": (ctypes.c_int, [Handle, OpNumber, ctypes.c_int, ctypes.POINTER(Report)]),

@@ -44,7 +44,7 @@ class Report:
     op, tag       the op's number in the job, and its tag
     result, resolved   which of the two events have happened
     blocks_expected, blocks_received, blocks_skipped, blocks_uncounted, blocks_repaired, blocks_filled (best_effort: by
-                  rule), blocks_discarded (of carry-over)
+                  rule), blocks_discarded (of carry-over), blocks_corrected (CORRECTED: holes of earlier results, added)
     total_ms, wait_ms, lag_ms, push_ms
     late_nodes    how many nodes were not counted in full; worst_node: the one that the op waited for longest, or None
     bytes_sent    datagram bytes of this node for this op, until its result was complete
@@ -53,7 +53,7 @@ class Report:
     """
 
     __slots__ = ("status", "status_code", "op", "tag", "result", "resolved", "blocks_expected", "blocks_received",
-                 "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "total_ms", "wait_ms", "lag_ms", "push_ms",
+                 "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "blocks_corrected", "total_ms", "wait_ms", "lag_ms", "push_ms",
                  "late_nodes", "worst_node", "bytes_sent", "missing", "missing_total", "text")
 
     def __init__(self, raw):
@@ -63,7 +63,7 @@ class Report:
         self.result = bool(raw.events & _abi.EVENT_RESULT)
         self.resolved = bool(raw.events & _abi.EVENT_RESOLVED)
         for name in ("blocks_expected", "blocks_received", "blocks_skipped", "blocks_uncounted", "blocks_repaired",
-                     "blocks_filled", "blocks_discarded", "late_nodes", "bytes_sent", "missing_total"):
+                     "blocks_filled", "blocks_discarded", "blocks_corrected", "late_nodes", "bytes_sent", "missing_total"):
             setattr(self, name, getattr(raw, name))
         for name in ("total", "wait", "lag", "push"):
             setattr(self, name + "_ms", getattr(raw, name + "_us") / 1000)
@@ -202,6 +202,7 @@ class Job:
         self.node, self.nodes, self.lanes = info.node, info.nodes, info.lanes
         self.payload_bytes, self.arena_bytes, self.max_op_bytes = info.payload_bytes, info.arena_bytes, info.max_op_bytes
         self.node_name, self.node_address = (text.decode(errors="replace") for text in (info.node_name, info.node_address))
+        self.corrects = bool(info.corrects)  # holes of a `consistent` result are added to a later one of the tag
         self.carry_over = bool(info.carry_over)  # what `consistent` does not count of a rank's is added to its later calls
 
     def _check(self):
@@ -347,6 +348,10 @@ class Job:
     def tag_retire(self, tag, kind, dtype, count, address, timeout=None):
         """Local: what this rank owes under the tag, without loss scale. To be added to a later contribution."""
         self._owed(self._library.sluice_tag_retire, "retiring", tag, kind, dtype, count, address, timeout)
+
+    def take_correction(self, tag, kind, dtype, count, address, timeout=None):
+        """Local: what waits to be added to this rank's results under the tag, without loss scale."""
+        self._owed(self._library.sluice_take_correction, "taking the correction of", tag, kind, dtype, count, address, timeout)
 
     def _owed(self, function, doing, tag, kind, dtype, count, address, timeout):
         self._check()

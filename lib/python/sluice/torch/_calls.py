@@ -11,13 +11,23 @@ class Calls:
         GradScaler's from the lowest rank that does not, exactly. Returns whether it did. When nobody needs it, it costs
         one small round: call it every some steps, on all ranks at the same step."""
         done = self._collective(lambda engine: _sync.resync(
-            engine, self.needs_resync, self._stats.counts["incomplete"], model, optimizer,
+            engine, self._lacks(engine), self._stats.counts["incomplete"], model, optimizer,
             grad_scaler if grad_scaler is not None else self.grad_scaler, force), False)
         if done:
             self.needs_resync = False
+            self._carry.forget_corrections()
             self._stats.add("resyncs")
         self._speak()
         return done
+
+    def _lacks(self, engine):
+        """Whether this rank's parameters lack something: holes for good, or holes that a later result would have brought."""
+        incomplete = self._stats.counts["incomplete"]
+        if getattr(engine.job, "corrects", False) and incomplete != self._corrected_until:
+            engine.drain(self._settings.timeout)
+            self._carry.take_corrections(engine.job, self._settings.timeout)
+            self._corrected_until = incomplete
+        return self.needs_resync or bool(self._carry.mine)
 
     def flush(self):
         """Collective: takes what all ranks' gradients are still owed (carry-over), averages it exactly, and adds it to the

@@ -5,8 +5,9 @@ tag is one cut of the parameters into buckets. Here everything is kept by parame
 
 owed   what this rank takes back from its daemon (tag_retire) and adds to its next contribution that has the parameter
 due    what all ranks hold alike (flush, load_state_dict) and add to the next result that has the parameter
+mine   what this rank's results still lack (take_correction) and it alone adds to its next result that has the parameter
 
-Both without loss scale; they take that of the step they go out with. Threads: as the State, one lock.
+All without loss scale; they take that of the step they go out with. Threads: as the State, one lock.
 """
 import threading
 
@@ -32,7 +33,7 @@ class Carry:
         self._lock = threading.Lock()
         self.layouts = {}  # tag of the bucket -> Layout, in the order of first use, which is the same on all ranks
         self._part = {}  # tag of an op -> (Layout, first element)
-        self.owed, self.due = {}, {}  # name -> flat tensor
+        self.owed, self.due, self.mine = {}, {}, {}  # name -> flat tensor
 
     def layout(self, job, tag, names, sizes, dtype, tags, cuts, timeout):
         """The layout of a bucket. A new one takes the place of those that had its parameters: what is owed under their
@@ -50,6 +51,8 @@ class Carry:
                 self._part.pop(part)
             if job.carry_over:
                 self._retire(job, layout, layout.parts, timeout)
+            if job.corrects:
+                self._correction(job, layout, timeout)
         self.layouts[tag] = new
         for part, first, _ in new.parts:
             self._part[part] = (new, first)
@@ -58,6 +61,20 @@ class Carry:
     def _retire(self, job, layout, parts, timeout):
         for tag, first, count in parts:
             self._keep(self.owed, layout, first, take(job.tag_retire, layout.dtype, tag, count, timeout))
+
+    def _correction(self, job, layout, timeout):
+        for tag, first, count in layout.parts:
+            self._keep(self.mine, layout, first, take(job.take_correction, layout.dtype, tag, count, timeout))
+
+    def take_corrections(self, job, timeout):
+        """Takes what waits in the daemon to be added to results of this rank."""
+        for layout in self.layouts.values():
+            self._correction(job, layout, timeout)
+
+    def forget_corrections(self):
+        """Parameters were copied, or are what the others copied."""
+        with self._lock:
+            self.mine = {}
 
     def _keep(self, where, layout, first, values):
         """Adds values, which begin at element `first` of a bucket, to what is kept of its parameters."""
@@ -90,6 +107,7 @@ class Carry:
     def add_due(self, layout, tensor, scale):
         """To a result that came."""
         self._add(self.due, layout, tensor, scale)
+        self._add(self.mine, layout, tensor, scale)
 
     def rescue(self, job, part):
         """The arena is full of contributions that wait for a later op: takes the tag's back, which frees their slots.
@@ -135,7 +153,7 @@ class Carry:
         """A new view: some ranks have added what is due to a result already, others have not, so nobody does any more.
         How many elements that were."""
         with self._lock:
-            dropped, self.due = self.due, {}
+            dropped, self.due, self.mine = self.due, {}, {}
         return sum(values.numel() for values in dropped.values())
 
     def empty(self):
@@ -157,7 +175,7 @@ def _check_sizes(kept, names, sizes):
 
 
 def take(function, dtype, tag, count, timeout):
-    """The accumulators that Job.flush or Job.tag_retire give."""
+    """The accumulators that Job.flush, Job.tag_retire or Job.take_correction give."""
     values = torch.zeros(count, dtype=SUMS[dtype])
     function(tag, "mean", dtype, count, values.data_ptr(), timeout)
     return values

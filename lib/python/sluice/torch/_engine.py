@@ -49,6 +49,7 @@ class Engine:
         self.job, self.op_class, self.deadline, self.timeout = job, op_class, deadline, timeout
         self.stats = stats
         self._on_report = on_report  # called with (part, report) for each result, on the completion thread
+        self.on_fate = lambda part, report: None  # the State's: called when the fate of an op came after its result
         self.rescue = lambda part: False  # the State's: takes back what waits in part's slot for a later op; True if it did
         self.error = None  # the first failure; everything after it fails with the same
         self._changed = threading.Condition()
@@ -216,6 +217,7 @@ class Engine:
                 except Error:
                     continue  # the job is gone, and its arena with it
                 self.stats.resolved(report)
+                self.on_fate(part, report)
                 part.contribution.free()
 
     def _fail_rest(self, error):

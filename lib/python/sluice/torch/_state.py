@@ -10,13 +10,14 @@ import weakref
 
 import torch
 
-from .. import _abi, _core
+from .. import _core
 from .._errors import Error, Forked, InvalidArgument
 from . import _recovery, _rendezvous, _settings, _sync, _views
 from ._calls import Calls
 from ._carry import Carry, Layout
 from ._engine import Engine, Work
 from ._names import Names, part_tag
+from ._notices import Notices
 from ._sparse import densify, sparsify
 from ._stats import Stats
 
@@ -29,7 +30,7 @@ class SluiceWarning(UserWarning):
     """Something that training survives and that somebody should know."""
 
 
-class State(Calls):
+class State(Calls, Notices):
     """Joins `job` through the node's daemon; collective: every rank of the process group makes one, at the same place.
 
     job             name of the job; one State per job and rank
@@ -82,7 +83,7 @@ class State(Calls):
         self._optimizer = self._recovery = self._process_group = None
         self._exchange = self._why_fallback = None  # after the fallback: what takes the engine's place
         self.needs_resync = False
-        self._long_waits = 0
+        self._long_waits = self._corrected_until = 0  # the latter: of counts["incomplete"]
         self.grad_scaler = None
         self.closed = False
 
@@ -149,6 +150,7 @@ class State(Calls):
         settings = self._settings
         self._job = job
         self._engine = Engine(job, settings.op_class, settings.deadline, settings.timeout, self._stats, self._seen)
+        self._engine.on_fate = self._fate
         self._engine.rescue = lambda part: self._carry.rescue(job, part)
         if self._recovery is not None:
             self._recovery.views.placed(job.node, job.nodes)
@@ -403,21 +405,6 @@ class State(Calls):
             engine.error = step.error = step.error or error
             return Layout(names, sizes, dtype, [])
 
-    def _check_scaler(self):
-        """Once: gradients that are scaled must not be carried over to a step with another scale without our knowing it."""
-        if self.grad_scaler is not None:
-            return
-        import gc
-        # torch.amp.GradScaler from torch 2.3 on, whose child the other one then is.
-        scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
-        for found in gc.get_objects():
-            # (isinstance() asks the object, and a weakref.proxy to a dead one raises.)
-            if issubclass(type(found), scaler) and found.is_enabled():
-                raise InvalidArgument(
-                    "sluice: this process has a GradScaler that the State does not know. The daemons carry over what a step did "
-                    "not count (exchange.carry_over), and the next step may have another loss scale: pass "
-                    "State(grad_scaler=scaler), or use op_class='exact', or turn exchange.carry_over off on all nodes")
-
     def _scale(self, is_last):
         """The loss scale; asked for once per backward, because a GPU's GradScaler synchronises for it."""
         if self._step_begins and self.grad_scaler is not None and self.grad_scaler.is_enabled():
@@ -451,24 +438,6 @@ class State(Calls):
         return self._engine
 
     # --- What is seen on the way
-
-    def _seen(self, part, report):
-        """Completion thread: a result came in."""
-        if report.ok and report.text:  # it waited long for a node, which the text names
-            self._long_waits += 1
-            if self._long_waits & (self._long_waits - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-                self._said.append(f"sluice: job {self.job}, rank {self.rank}: {report.text} ({self._long_waits} such ops so far)")
-        if report.status_code not in (_abi.INCOMPLETE, _abi.DIVERGED) or self._settings.on_incomplete == "ignore":
-            return
-        self.needs_resync = True
-        count = self._stats.counts["incomplete"]
-        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-            missing = report.blocks_expected - report.blocks_received
-            self._said.append(
-                f"sluice: job {self.job}, rank {self.rank}, op {report.op}, tag {part.tag:016x} ({part.parameters}): "
-                f"{missing} of {report.blocks_expected} blocks did not come in time and are zero on this rank only "
-                f"({count} such ops so far){'; ' + report.text if report.text else ''}. This rank's parameters now differ from "
-                "the others': call state.resync(model, optimizer) on all ranks")
 
     def _speak(self):
         while self._said:

@@ -23,7 +23,7 @@ class _Tag:
 
 
 COUNTERS = ("ops", "buckets", "bytes", "bytes_sent", "incomplete", "corrected", "blocks_expected", "blocks_received",
-            "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "late_ops", "late_nodes", "waits", "resyncs",
+            "blocks_skipped", "blocks_uncounted", "blocks_repaired", "blocks_filled", "blocks_discarded", "blocks_corrected", "late_ops", "late_nodes", "waits", "resyncs",
             "densified", "rejoins", "steps_lost", "carry_dropped")
 
 
@@ -58,7 +58,7 @@ class Stats:
             counts["ops"] += 1
             counts["bytes"] += part.nbytes
             for name in ("bytes_sent", "blocks_expected", "blocks_received", "blocks_skipped", "blocks_repaired",
-                         "blocks_filled", "late_nodes"):
+                         "blocks_filled", "blocks_corrected", "late_nodes"):
                 counts[name] += getattr(report, name)
             counts["late_ops"] += report.late_nodes > 0
             counts["waits"] += report.wait_ms > 0
