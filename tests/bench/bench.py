@@ -18,7 +18,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
 
 import cluster as clusters  # noqa: E402  pylint: disable=wrong-import-position
-import disturbed  # noqa: E402  pylint: disable=wrong-import-position
+import bench_results  # noqa: E402  pylint: disable=wrong-import-position
 import unprivileged  # noqa: E402  pylint: disable=wrong-import-position
 from ranks import Job  # noqa: E402  pylint: disable=wrong-import-position
 
@@ -272,7 +272,8 @@ def main():
         return 1
     if options.unprivileged:
         say("\n" + "\n".join(f"{name:48} {value}" for name, value in results.items()))
-    disturbed.write_results(options.output, results)
+    bench_results.write(options.output, results)
+    say(f"\nwritten: {options.output}")
     return 0
 
 

@@ -9,14 +9,13 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "e2e")]
 
+import bench_results  # noqa: E402  pylint: disable=wrong-import-position
 import cluster as clusters  # noqa: E402  pylint: disable=wrong-import-position
 
 SETTINGS = os.path.join(HERE, "disturbed.json")
@@ -331,21 +330,6 @@ def calibrate(options):
     return 0
 
 
-def write_results(path, results):
-    """Into the flat file of scripts/bench, beside what it has."""
-    everything = {}
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            everything = json.load(file)
-    everything |= results
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".part", "w", encoding="utf-8") as file:
-        json.dump(everything, file, indent=2)
-        file.write("\n")
-    os.replace(path + ".part", path)
-    say(f"\nwritten: {path}")
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=400, help="of each system at each tail")
@@ -369,7 +353,8 @@ def main():
     say("\n" + "\n".join(f"{name:52} {value}" for name, value in results.items()
                          if "_vs_" in name or "approximated" in name or "background_goodput" in name or "tail" in name))
     if options.output:
-        write_results(options.output, results)
+        bench_results.write(options.output, results)
+        say(f"\nwritten: {options.output}")
     return 0
 
 
