@@ -241,7 +241,11 @@ void DropChecker::on_delivered(const Delivered& delivered) {
   }
   // Memory of a packet that was freed before it was sent shows in its tag.
   if (delivered.genuine && delivered.drop == wire::Drop::kTag) {
-    violation("node " + std::to_string(delivered.node) + " cannot verify what node " +
+    wire::Header sealed;
+    std::memcpy(&sealed, delivered.datagram.data(), sizeof sealed);
+    violation("node " + std::to_string(delivered.node) + " cannot verify the " +
+              wire::type_name(static_cast<Type>(sealed.type)) + " of op " + std::to_string(sealed.op_seq) +
+              " with counter " + std::to_string(sealed.counter) + " that node " +
               std::to_string(delivered.from) + " has sealed");
   }
   if (delivered.kind == Delivered::Kind::kForged && delivered.drop == wire::Drop::kNone) {

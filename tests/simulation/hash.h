@@ -21,8 +21,9 @@ inline uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t seed = 0) 
   // Four chains, because one chain of multiplications would cost more than the rest of a delivery.
   constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15ULL;
   const auto step = [](uint64_t h, uint64_t word) {
-    h = (h ^ word) * kMultiplier;
-    return h ^ (h >> 32);
+    // Both halves of the product: by the low one alone a flipped top bit could be taken back by two in the next word.
+    const unsigned __int128 product = static_cast<unsigned __int128>(h ^ word) * kMultiplier;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   };
   uint64_t chain[4] = {seed, seed + 1, seed + 2, seed + 3};
   size_t i = 0;

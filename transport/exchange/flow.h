@@ -13,6 +13,10 @@
 
 namespace sluice::exchange {
 
+// An answer that takes longer says that one side stood still (SIGSTOP for seconds), not how long the path is; repair timers
+// are multiples of the round trip, and would wait for a minute. Above the longest path on the ground, 20,000 km each way.
+inline constexpr Micros kLongestRtt = 250'000;
+
 class Flow {
  public:
   void configure(uint32_t window_max, uint32_t window_min) {
@@ -58,7 +62,7 @@ class Flow {
     for (uint32_t i = 0; i < count_; ++i) {
       const Probe& probe = probes_[(first_ + i) % probes_.size()];
       if (probe.stamp != stamp) continue;
-      const Micros sample = std::max<Micros>(1, now - probe.when - std::max<Micros>(0, hold));
+      const Micros sample = std::clamp<Micros>(now - probe.when - std::max<Micros>(0, hold), 1, kLongestRtt);
       rtt_ = rtt_ == 0 ? sample : (7 * rtt_ + sample) / 8;
       rtt_high_ = std::max(rtt_high_, sample);
       if (++samples_ % 32 == 0) {
