@@ -92,8 +92,7 @@ const std::array kKeys = {
         .help =
             "Speed of the slowest link between the nodes of a job. No deadline that adapts is set below 4 "
             "times what an op needs at this rate. auto: what the kernel says of the interface; where it "
-            "says nothing, there is no such floor. Must be equal on all nodes of a job whose deadlines "
-            "adapt.",
+            "says nothing, there is no such floor. Of a job's nodes the slowest that is known counts.",
         .field = SLUICE_FIELD(transport.link_rate)},
     Key{.name = "transport.gso",
         .kind = Kind::kFlag,

@@ -13,6 +13,7 @@
 
 #include "base/unique_fd.h"
 #include "config/units.h"
+#include "transport/port/endpoint.h"
 #include "transport/wire/packet.h"
 
 namespace sluice::daemon {
@@ -45,6 +46,15 @@ const config::PeerGroup* find_group(const config::Config& config, const std::str
   return any;
 }
 
+// No socket of ours reaches an address of the other family.
+Result<void> same_family(const port::Endpoint& endpoint, const std::string& text, const NodeFacts& facts) {
+  if (port::is_ipv4(endpoint) == port::is_ipv4(facts.endpoint)) return {};
+  return invalid(fmt::format(
+      "this node is at {}, another at {}: one is IPv4, the other IPv6; set transport.bind so that "
+      "all nodes are of one family",
+      facts.endpoint_text, text));
+}
+
 }  // namespace
 
 const char* sealing_name(wire::Sealing sealing) { return sealing == wire::Sealing::kNone ? "none" : "auth"; }
@@ -64,6 +74,7 @@ Result<Membership> membership_of_view(ipc::View view, const NodeFacts& facts,
       return invalid(fmt::format("the view's node {} has port {}, too high for {} lanes", node,
                                  endpoint->port, view.lanes));
     }
+    if (auto same = same_family(*endpoint, view.nodes[node].endpoint, facts); !same.ok()) return same.error();
     membership.endpoints.push_back(*endpoint);
     if (view.nodes[node].join_nonce == own_nonce) {
       membership.self = node;
@@ -98,6 +109,7 @@ Result<Membership> membership_of_config(const config::Config& config, const std:
   for (const config::PeerGroup::Node& node : group->nodes) {
     auto endpoint = port::parse_endpoint(node.address);
     if (!endpoint) return invalid(fmt::format("{}: {}", node.where, endpoint.error().message));
+    if (auto same = same_family(*endpoint, node.address, facts); !same.ok()) return same.error();
     const auto index = static_cast<uint32_t>(membership.endpoints.size());
     if (*endpoint == facts.endpoint) {
       membership.self = index;
@@ -227,13 +239,10 @@ std::string common_settings(const exchange::Settings& settings) {
       settings.carry_max_ops == 0 ? "auto" : fmt::format("{}", settings.carry_max_ops));
   if (!settings.adaptive) return text;
   // Every node makes the policy of the same numbers (protocol, section 10).
-  return text +
-         fmt::format(
-             " hard_deadline_max={} hard_deadline_min={} warmup_ops={} h_factor={} link_rate={}",
-             config::format_duration(settings.hard_deadline),
-             config::format_duration(settings.hard_deadline_min), settings.warmup_ops, settings.h_factor,
-             settings.link_bits_per_second == 0 ? "unknown"
-                                                : config::format_bit_rate(settings.link_bits_per_second));
+  return text + fmt::format(" hard_deadline_max={} hard_deadline_min={} warmup_ops={} h_factor={}",
+                            config::format_duration(settings.hard_deadline),
+                            config::format_duration(settings.hard_deadline_min), settings.warmup_ops,
+                            settings.h_factor);
 }
 
 uint64_t config_digest(const exchange::Settings& settings) {

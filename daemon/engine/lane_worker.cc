@@ -1,5 +1,6 @@
 #include "daemon/engine/lane_worker.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "base/clock.h"
 #include "base/ipc/doorbell.h"
@@ -111,6 +113,7 @@ struct LaneWorker::State {
   void run_commands(Micros now);
   void run_command(Command& command, Micros now);
   bool receive(Micros now);
+  void attach(LaneJob job, Micros now);
   void dispatch(const port::RxPacket& packet, Micros now);
   bool read_rings(Micros now);
   bool send(Micros now);
@@ -161,10 +164,22 @@ void LaneWorker::State::run_commands(Micros now) {
   for (Command& command : taken) run_command(command, now);
 }
 
+// Memory for a job is taken here and nowhere later; where there is none, this job fails and no other.
+void LaneWorker::State::attach(LaneJob job, Micros now) {
+  const uint64_t id = job.id;
+  const std::string text = fmt::format("job '{}': no memory for its pool of {} MiB a lane (memory.job_pool)",
+                                       job.settings.job, job.settings.pool_bytes >> 20);
+  try {
+    jobs.push_back(std::make_unique<AttachedJob>(std::move(job), &peers, options.lane, now));
+  } catch (const std::bad_alloc&) {
+    notify(Notice::Kind::kJobFailed, id, 0, Status::kNoMemory, text.c_str());
+  }
+}
+
 void LaneWorker::State::run_command(Command& command, Micros now) {
   switch (command.kind) {
     case Command::Kind::kAttachJob: {
-      jobs.push_back(std::make_unique<AttachedJob>(std::move(*command.job), &peers, options.lane, now));
+      attach(std::move(*command.job), now);
       break;
     }
     case Command::Kind::kDetachJob: {

@@ -268,6 +268,14 @@ exchange::PeerState peer_of(const Snapshot& snapshot, uint64_t job_id, uint32_t 
   return sum;
 }
 
+// A job that has failed may wait for its processes beside one of the same name that has taken its place: the labels
+// would be the same.
+bool has_successor(const JobFacts& job, const std::vector<JobFacts>& jobs) {
+  return std::any_of(jobs.begin(), jobs.end(), [&](const JobFacts& other) {
+    return other.name == job.name && other.phase == JobPhase::kRunning && other.id > job.id;
+  });
+}
+
 void peers(const Sources& from, Families* out) {
   std::map<std::string, double> states = {{"alive", 0}, {"suspect", 0}, {"lost", 0}};
   MetricFamily heard, rtt, late, repaired, waited;
@@ -297,7 +305,7 @@ void peers(const Sources& from, Families* out) {
   warming.help = "Sizes of rounds that are measured and have no bound yet.";
   failed.type = deadline.type = policy.type = bound.type = warming.type = MetricType::Gauge;
   for (const JobFacts& job : from.control.jobs) {
-    if (job.phase != JobPhase::kRunning) continue;
+    if (job.phase != JobPhase::kRunning || has_successor(job, from.control.jobs)) continue;
     Families::put(failed, job.failed ? 1 : 0, {{"job", job.name}});
     Families::put(deadline, static_cast<double>(job.deadline) * kMicro, {{"job", job.name}});
     if (const JobStats* stats = first_lane_of(from.snapshot, job.id); stats != nullptr && job.adaptive) {

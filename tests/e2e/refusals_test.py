@@ -2,6 +2,7 @@
 import os
 import re
 import socket
+import struct
 import subprocess
 import time
 
@@ -193,6 +194,33 @@ def test_a_view_whose_payload_is_none(daemon, payload):
             client.join()
         assert "payload" in refused.value.text, refused.value.text
     assert_still_serving(daemon)
+
+
+def test_a_view_of_both_families(daemon):
+    """No socket reaches both; found at once, not by a handshake that hears nothing."""
+    with control.RawClient(daemon) as client:
+        client.hello(world=2)
+        endpoint, name = client.welcome["text"].encode().split(b" ", 1)
+        nodes = [(client.welcome["join_nonce"], endpoint, name), (b"x" * 16, b"[fd00::7]:9470", b"n1")]
+        blob = client.view(nodes, ranks=2)[:-8] + struct.pack("<2I", 0, 1)
+        with pytest.raises(control.Refused) as refused:
+            client.join(blob, world_size=2)
+        assert "fd00::7" in refused.value.text and "IPv6" in refused.value.text, refused.value.text
+    assert_still_serving(daemon)
+
+
+def test_no_memory_for_the_pool_of_a_job():
+    with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as file:
+        if file.read().strip() == "1":
+            pytest.skip("vm.overcommit_memory is 1: the kernel promises any amount")
+    with Cluster(1, settings={"memory": {"job_pool": "1TiB"}}) as cluster:
+        cluster.start()
+        with control.RawClient(cluster.daemons[0]) as client:
+            client.hello()
+            with pytest.raises(control.Refused) as refused:
+                client.join()
+            assert "memory.job_pool" in refused.value.text, refused.value.text
+        assert_still_serving(cluster.daemons[0])
 
 
 def test_sluicectl_says_why_it_was_refused():

@@ -70,6 +70,7 @@ TEST(Pulse, WordsComeBack) {
   node.number = 4;
   node.from = 5;
   node.calm = 6;
+  node.link = 10'000'000'000;
   std::array<int64_t, kPulseWords> words{};
   encode_pulse(node, words);
   const PulseNode back = decode_pulse(words);
@@ -78,6 +79,7 @@ TEST(Pulse, WordsComeBack) {
   EXPECT_EQ(back.of_class[3].complete, 900);
   EXPECT_EQ(back.highest, 99);
   EXPECT_EQ(back.calm, 6);
+  EXPECT_EQ(back.link, 10'000'000'000);
 }
 
 class NextPolicy : public testing::Test {
@@ -106,10 +108,11 @@ TEST_F(NextPolicy, OneSlowNodeDoesNotSetTheDeadline) {
 
 TEST_F(NextPolicy, StaysBetweenFourTimesIdealAndTheLargestDeadline) {
   for (PulseNode& node : nodes) node.of_class[15] = {64, 1000, 900};
-  limits.link_bits_per_second =
-      1'000'000'000;  // 128 MiB x 3/4 at 1 Gbit/s: 805 ms, four times that is above 1 s
+  // The slowest link that is known: 128 MiB x 3/4 at 1 Gbit/s take 805 ms, four times that is above 1 s.
+  nodes[0].link = 100'000'000'000;
+  nodes[2].link = 1'000'000'000;
   EXPECT_NEAR(static_cast<double>(next_policy(1, last, nodes, limits).of_class[15].push), 500'000, 50'000);
-  limits.link_bits_per_second = 0;
+  nodes[0].link = nodes[2].link = 0;
   EXPECT_NEAR(static_cast<double>(next_policy(1, last, nodes, limits).of_class[15].push), 5'000, 500);
 }
 

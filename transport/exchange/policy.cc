@@ -63,7 +63,8 @@ void encode_pulse(const PulseNode& node, std::span<int64_t, kPulseWords> words) 
     words[i++] = c.p95;
     words[i++] = c.complete;
   }
-  for (const int64_t value : {node.blocks, node.lost, node.highest, node.number, node.from, node.calm})
+  for (const int64_t value :
+       {node.blocks, node.lost, node.highest, node.number, node.from, node.calm, node.link})
     words[i++] = value;
 }
 
@@ -75,7 +76,8 @@ PulseNode decode_pulse(std::span<const int64_t, kPulseWords> words) {
     c.p95 = words[i++];
     c.complete = words[i++];
   }
-  for (int64_t* value : {&node.blocks, &node.lost, &node.highest, &node.number, &node.from, &node.calm})
+  for (int64_t* value :
+       {&node.blocks, &node.lost, &node.highest, &node.number, &node.from, &node.calm, &node.link})
     *value = words[i++];
   return node;
 }
@@ -95,11 +97,13 @@ Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNod
   Policy policy = last;
   policy.number = number;
   int64_t blocks = 0, lost = 0, calm = 0;
+  int64_t link = 0;  // the slowest that is known
   uint64_t from = last.from + kWindow;
   for (const PulseNode& node : nodes) {
     blocks += node.blocks;
     lost += node.lost;
     calm = std::max(calm, node.calm);
+    if (node.link > 0) link = link == 0 ? node.link : std::min(link, node.link);
     from = std::max<uint64_t>(from, static_cast<uint64_t>(node.highest) + 2 * kWindow);
     from = std::max<uint64_t>(from, static_cast<uint64_t>(node.from) + kWindow);
   }
@@ -114,10 +118,7 @@ Policy next_policy(uint32_t number, const Policy& last, std::span<const PulseNod
     if (2 * p95.size() < nodes.size() || p95.empty()) continue;  // still warming up, or as before
     const double bytes = 4096.0 * std::exp2(c);
     const double n = limits.nodes;
-    const double ideal =
-        limits.link_bits_per_second == 0
-            ? 0
-            : bytes * 8 * (n - 1) / n / static_cast<double>(limits.link_bits_per_second) * 1e6;
+    const double ideal = link == 0 ? 0 : bytes * 8 * (n - 1) / n / static_cast<double>(link) * 1e6;
     const double floor = std::max(4 * ideal, static_cast<double>(limits.hard_deadline_min));
     const double hard = std::min(std::max(limits.h_factor * static_cast<double>(median(&p95)), floor),
                                  static_cast<double>(limits.hard_deadline_max));

@@ -59,8 +59,9 @@ struct PulseNode {
   int64_t number = 0;   // of its newest record
   int64_t from = 0;     // of its newest record
   int64_t calm = 0;     // pulses without loss before this one, as the node counts them
+  int64_t link = 0;     // bits a second of its link; 0: unknown
 };
-inline constexpr uint32_t kPulseWords = kSizeClasses * 3 + 6;
+inline constexpr uint32_t kPulseWords = kSizeClasses * 3 + 7;
 void encode_pulse(const PulseNode& node, std::span<int64_t, kPulseWords> words);
 PulseNode decode_pulse(std::span<const int64_t, kPulseWords> words);
 
@@ -70,7 +71,6 @@ struct PolicyLimits {
   double h_factor = 5;                // x P95
   Micros hard_deadline_min = 10'000;  // below it a wake-up of a busy machine decides, not the network
   Micros hard_deadline_max = 1'000'000;
-  uint64_t link_bits_per_second = 0;  // 0: unknown
 };
 
 // The record of pulse `number`, from what all nodes said in it and the record that was the newest then.

@@ -102,6 +102,7 @@ bool LaneImpl::begin_pulse(Micros now) {
   mine.highest = highest_announced_;
   mine.number = policies_.back().number;
   mine.from = policies_.back().from;
+  mine.link = static_cast<int64_t>(std::min<uint64_t>(settings.link_bits_per_second, INT64_MAX));
   mine.calm = pulse_calm_ = pulse_lost_ * 10'000 < pulse_blocks_ ? pulse_calm_ + 1 : 0;
   pulse_blocks_ = pulse_lost_ = 0;
   std::fill(contribution, contribution + words, 0);
@@ -149,7 +150,6 @@ void LaneImpl::pulse_ended(Op* op, bool complete, Micros) {
   limits.h_factor = settings.h_factor;
   limits.hard_deadline_min = settings.hard_deadline_min;
   limits.hard_deadline_max = settings.hard_deadline;
-  limits.link_bits_per_second = settings.link_bits_per_second;
   adopt(next_policy(number + 1, policies_.back(), nodes, limits));
 }
 
