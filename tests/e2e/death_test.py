@@ -193,7 +193,8 @@ def test_a_new_view_ends_the_old_one_while_it_is_open():
             for rank in old.ranks[:2]:
                 answer = rank.reply(SOON_S)
                 assert not answer["ok"] and answer["status"] == "VIEW_CHANGED", answer
-                assert "generation 3" in answer["text"], answer
+                # By its own daemon, or by the other one, which heard of it first.
+                assert "generation 3" in answer["text"] or "node 1 (rank 2; n1 at " in answer["text"], answer
             for answer in new.all("allreduce count=5000 repeat=3"):
                 assert answer["wrong"] == 0, answer
             # Whoever comes with an older generation is told so, and disturbs nobody.

@@ -84,7 +84,7 @@ def test_faults_must_be_meant(tmp_path):
             assert words in ended.stderr, ended.stderr
 
 
-@pytest.mark.parametrize("ranks, direction", [(2, "out"), (4, "out"), (3, "both")])
+@pytest.mark.parametrize("ranks, direction", [(2, "send"), (4, "send"), (3, "both")])
 def test_a_job_joins_where_two_packets_of_five_are_lost(ranks, direction):
     """Only 36 % of HELLOs come back answered (both: lost at either end, 13 %), and one side knows long before the other
     that both are there: it must not take the other one for lost meanwhile."""
