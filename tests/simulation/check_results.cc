@@ -410,6 +410,10 @@ void EventChecker::on_resolved(const Completion& c) {
   uint8_t& state = this->state(c.rank, c.op);
   if ((state & kResult) == 0) violation(what + ": RESOLVED before RESULT");
   if ((state & kResolved) != 0) violation(what + ": two RESOLVEDs");
+  if (c.status == Status::kIncomplete && !is_error(c.resolved_status) &&
+      c.resolved_status != Status::kIncomplete && c.resolved_status != Status::kDiverged) {
+    violation(what + ": INCOMPLETE, then RESOLVED as " + status_name(c.resolved_status));
+  }
   if (!c.contribution_intact) violation(what + ": somebody has written to the contribution");
   state |= kResolved;
 }

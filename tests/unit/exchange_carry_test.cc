@@ -95,6 +95,29 @@ TEST_F(Carry, WhatRoundingOfANodesSumTakesAwayIsKept) {
   for (const float value : rest) ASSERT_EQ(value, rest[0]);
 }
 
+// A node owes rests after nearly every op. They wait for its next submit, and do not go out ahead of it.
+TEST_F(Carry, RestsAloneAreNoReasonToContribute) {
+  start({0, 0, 1});
+  const auto submit = [&](uint32_t seq, uint32_t node) {
+    for (uint32_t rank = 0; rank < (node == 0 ? 2U : 1U); ++rank) {
+      call<uint16_t>(node, seq, std::vector<uint16_t>(1500, to_bf16(rank == 0 ? 256 : 1)), ElementType::kBf16,
+                     rank);
+    }
+  };
+  submit(0, 0);
+  submit(0, 1);
+  net->run(20'000);
+  ASSERT_GT(net->lanes[0]->owed().blocks, 0U);
+  net->record = true;
+  submit(1, 1);
+  net->run(4'000);
+  for (const wire::Header& h : net->sent)
+    EXPECT_FALSE(h.sender == 0 && h.op_seq == 1 && is(h, wire::Type::kAnnounce));
+  submit(1, 0);
+  net->run(20'000);
+  EXPECT_EQ(net->event(0, 1, kEventResolved).blocks_uncounted, 0U);
+}
+
 // f16 ends at 65,504: what does not fit waits, and the sum stays finite.
 TEST_F(Carry, WhatSaturatesIsKept) {
   start({0, 0});

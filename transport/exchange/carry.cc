@@ -69,7 +69,7 @@ TagState* LaneImpl::tag_of(const Submission& submission, uint32_t fingerprint) {
   place->type = submission.type;
   place->steps = 0;
   place->stride = 0;
-  place->scaled = false;
+  place->scaled = place->blocks = false;
   place->last_seq = submission.op_seq;
   place->norm = 0;
   place->late_blocks = 0;
@@ -86,14 +86,26 @@ uint32_t LaneImpl::carry_limit(const TagState& tag) const {
   return std::max(8U, 2 * settings.max_lag / std::max(1U, tag.stride));
 }
 
+// Is this an op of the tag? (A fingerprint alone is what a packet says.)
+bool LaneImpl::fits(const TagState& tag, const Op& op) const {
+  return tag.fingerprint == op.fingerprint && tag.type == op.type && tag.kind == op.kind &&
+         geometry_of(tag.count, tag.type).shard_blocks(op.shard) == op.shard_blocks;
+}
+
+// Pool units that carry-over leaves alone: those of the largest op, and of what is beyond them a share, so that ops of the
+// window find room. Rests of rounding leave more than what was not counted.
+uint32_t LaneImpl::carry_keeps(uint32_t of_four) const {
+  const uint32_t beyond = pool_.units() > reserve_units_ ? pool_.units() - reserve_units_ : 0;
+  return reserve_units_ + beyond / 4 * of_four;
+}
+
 // An op that a peer opened: do our ranks owe something under its tag? Then this node contributes it, submit or not.
 void LaneImpl::look_for_debts(Op* op, Micros now) {
   if (!op->carries || op->local || op->owing) return;
   if (op->quorum != 0 && now >= op->quorum + op->push_budget) return;  // its owners have closed
   for (TagState& tag : tags_seen_) {
     // Under a loss scale what is owed waits until the scale of the op is known.
-    if (!tag.used || tag.fingerprint != op->fingerprint || !tag.owes() || (tag.scaled && op->scale == 0))
-      continue;
+    if (!tag.used || !fits(tag, *op) || !tag.owes_blocks() || (tag.scaled && op->scale == 0)) continue;
     if (!op->shaped) {
       op->shaped = true;
       op->geometry = {.count = tag.count,
@@ -160,6 +172,10 @@ void LaneImpl::take_debts(Op* op, uint32_t local_rank) {
   if (receiver.tag == nullptr) {
     receiver.tag = find_tag(local_rank, op->fingerprint);
     if (receiver.tag == nullptr) return;
+    if (!fits(*receiver.tag, *op)) {
+      receiver.tag = nullptr;
+      return;
+    }
     ++receiver.tag->travelling;
   }
   TagState* tag = receiver.tag;
@@ -181,6 +197,7 @@ void LaneImpl::take_debts(Op* op, uint32_t local_rank) {
     }
     std::swap(receiver.owed, tag->carry);
   }
+  tag->blocks = false;
   receiver.taken.swap(tag->queued);
   receiver.contributes = receiver.owed.present != 0 || !receiver.taken.empty();
 }
@@ -255,21 +272,28 @@ void LaneImpl::keep_rounding(Op* op, uint32_t shard, uint32_t block, uint32_t bi
   if (scale_of(*op) != 1.0F) numeric::scale(sums, rest, elements, 1.0 / scale_of(*op));
   if (!numeric::all_finite(sums, rest, elements)) return;  // the block is not finite, and was counted as such
   if (square(sums, rest, elements) == 0) return;
-  if (!owe(keeper->tag, pages_of(*op), bit, keeper->tag->steps, sums, rest, elements)) discard(&*keeper);
+  // (Without memory to spare it is lost, as what the owner's own rounding takes away.)
+  const CarryPages pages = pages_of(*op);
+  CarryTensor& carry = keeper->tag->carry;
+  if (std::byte* there = pages.find(carry, bit))
+    numeric::add(sums, rest, there, elements);
+  else if (std::byte* place = pages.add(&carry, bit, keeper->tag->steps, carry_keeps(3)))
+    std::memcpy(place, rest, elements * element_size(sums));
 }
 
 // Adds a block to what is owed under a tag. False: the pool has no page to spare.
 bool LaneImpl::owe(TagState* tag, const CarryPages& pages, uint32_t bit, uint64_t step, ElementType sums,
                    const std::byte* values, uint32_t elements) {
-  const bool first = !tag->owes();
+  const bool first = !tag->owes_blocks();
   if (std::byte* there = pages.find(tag->carry, bit)) {
     numeric::add(sums, values, there, elements);
     pages.since(tag->carry, bit) = std::min(pages.since(tag->carry, bit), step);
-  } else if (std::byte* place = pages.add(&tag->carry, bit, step, reserve_units_)) {
+  } else if (std::byte* place = pages.add(&tag->carry, bit, step, carry_keeps(2))) {
     std::memcpy(place, values, elements * element_size(sums));
   } else {
     return false;
   }
+  tag->blocks = true;
   new_debts_ |= first;
   return true;
 }
@@ -310,6 +334,22 @@ uint64_t LaneImpl::collect(const Op& op, const Receiver& receiver, uint32_t shar
   }
   if (first) std::memset(sum, 0, elements * element_size(sums));
   return step;
+}
+
+// The holes of an INCOMPLETE result are in while its slot still waits: RESOLVED, which comes with the slot's fate, will say
+// what became of them.
+void LaneImpl::note_result(uint32_t local_rank, uint32_t op_seq, Status status) {
+  const auto note = [&](std::vector<QueuedSlot>* slots) {
+    for (QueuedSlot& slot : *slots) {
+      if (slot.op_seq == op_seq) slot.result = status;
+    }
+  };
+  for (TagState& tag : tags_seen_) {
+    if (tag.used && tag.local_rank == local_rank) note(&tag.queued);
+  }
+  for (Op& op : ops_) {
+    if (op.open) note(&op.receivers[local_rank].taken);
+  }
 }
 
 // All fates are known: slots that travelled with the op are free.
@@ -372,10 +412,11 @@ void LaneImpl::fold_slot(TagState* tag, QueuedSlot* slot, Micros now) {
 void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Status status, Micros now) {
   if (Op* own = find(slot.op_seq); own != nullptr && own->receivers[local_rank].queued) {
     Receiver& receiver = own->receivers[local_rank];
-    if (!receiver.told) {
+    if (!receiver.told || (status == Status::kOk && receiver.ranges_total != 0)) {
       receiver.queued = false;
       receiver.uncounted += slot.uncounted;
       receiver.discarded += slot.discarded;
+      if (receiver.told) conclude(own, local_rank, now);  // with the last hole of its result
       return;
     }
     receiver.resolved = true;
@@ -385,7 +426,7 @@ void LaneImpl::resolve_queued(uint32_t local_rank, const QueuedSlot& slot, Statu
   event.local_rank = local_rank;
   event.cookie = slot.cookie;
   event.events = kEventResolved;
-  event.status = status;
+  event.status = status == Status::kOk ? slot.result : status;
   event.blocks_uncounted = slot.uncounted;
   event.blocks_discarded = slot.discarded;
   event.total = now - slot.submitted;
@@ -430,6 +471,7 @@ bool LaneImpl::take_carry(Micros now, const Submission& what, std::byte* out) {
   }
   if (tag == nullptr) return true;
   pages_of(*tag).clear(&tag->carry);
+  tag->blocks = false;
   for (const QueuedSlot& slot : tag->queued) resolve_queued(what.local_rank, slot, Status::kOk, now);
   tag->queued.clear();
   return true;
@@ -449,6 +491,7 @@ void LaneImpl::drop_debts(TagState* tag, Micros now, Status status) {
                           .lane = settings.lane};
   counters.blocks_undecided += tag->carry.present + tag->queued.size() * geometry.stripe_blocks();
   pages_of(*tag).clear(&tag->carry);
+  tag->blocks = false;
   for (const QueuedSlot& slot : tag->queued) resolve_queued(tag->local_rank, slot, status, now);
   tag->queued.clear();
 }
@@ -479,6 +522,7 @@ bool LaneImpl::forget_rank(Micros now, uint32_t local_rank) {
 // The own submit came too late for this op: it waits in its slot for the next op of the tag.
 void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
   Receiver& receiver = op->receivers[local_rank];
+  if (op->geometry.stripe_blocks() == 0) return;  // nothing of it is here
   ++counters.contributions_late;
   TagState* tag = receiver.tag;
   if (!op->carries || tag == nullptr || tag->queued.size() == tag->queued.capacity()) {
@@ -491,7 +535,7 @@ void LaneImpl::queue_slot(Op* op, uint32_t local_rank) {
     return;
   }
   receiver.queued = slots_wait_ = true;
-  new_debts_ |= !tag->owes();
+  new_debts_ |= !tag->owes_blocks();
   ++counters.slots_queued;
   tag->queued.push_back({.op_seq = op->seq,
                          .cookie = receiver.submission.cookie,

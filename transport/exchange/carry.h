@@ -29,8 +29,9 @@ struct QueuedSlot {
   float loss_scale = 1;
   uint32_t step = 0;  // of the tag
   Micros submitted = 0;
-  uint32_t uncounted = 0;  // blocks
-  uint32_t discarded = 0;  // of them
+  uint32_t uncounted = 0;       // blocks
+  uint32_t discarded = 0;       // of them
+  Status result = Status::kOk;  // what RESOLVED says of the op's own result: INCOMPLETE, DIVERGED
 };
 
 // What one local rank and one tag have to do with each other from op to op.
@@ -46,6 +47,7 @@ struct TagState {
   uint32_t last_seq = 0;    // the last of them
   uint32_t stride = 0;      // ops from the one before it: a step of training; 0: not known
   bool scaled = false;      // its submits have a loss scale: what is owed needs that of the op
+  bool blocks = false;      // more is owed in `carry` than rests of rounding
   uint32_t travelling = 0;  // open ops that take debts of it along
   CarryTensor carry;
   std::vector<QueuedSlot> queued;  // capacity: max_lag
@@ -54,6 +56,8 @@ struct TagState {
   uint64_t late_blocks = 0;        // in it, and in the ops that still lack some
 
   bool owes() const { return carry.present != 0 || !queued.empty(); }
+  // More than rests, which go along with the next submit and are no reason to contribute without one.
+  bool owes_blocks() const { return blocks || !queued.empty(); }
 };
 
 // Blocks of a carry tensor. `unit_blocks` and `stride` as in the op of the same fingerprint (op.h).

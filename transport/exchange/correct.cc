@@ -42,7 +42,7 @@ void LaneImpl::keep_hole(const Op& op, Receiver* receiver, uint32_t shard, uint3
                             : settings.correction_bytes / (op.block_elements * element_size(sums));
   // What is not finite cannot be added and taken away again: the others have seen it in its own op.
   std::byte* place = (flags & wire::kFlagNonfinite) == 0 && tag->late_blocks < room
-                         ? pages_of(op).add(&receiver->holes, static_cast<uint32_t>(bit), 0, reserve_units_)
+                         ? pages_of(op).add(&receiver->holes, static_cast<uint32_t>(bit), 0, carry_keeps(2))
                          : nullptr;
   if (place == nullptr) {
     drop_holes(op, receiver);
@@ -115,22 +115,24 @@ void LaneImpl::add_correction(const Op& op, Receiver* receiver) {
 bool LaneImpl::take_correction(Micros, const Submission& what, std::byte* out) {
   const uint32_t fingerprint = wire::fingerprint(what.kind, what.type, what.type, what.count, what.tag);
   const ElementType sums = accumulator_type(what.type);
-  std::memset(out, 0, what.count * element_size(sums));
   TagState* tag = find_tag(what.local_rank, fingerprint);
-  if (tag == nullptr) return true;
-  if (tag->travelling != 0) return false;  // holes or fates are open
+  if (tag != nullptr && tag->travelling != 0) return false;  // holes or fates are open
   const Geometry geometry = geometry_of(what.count, what.type);
   const CarryPages pages = pages_of(what.type);
-  for (uint32_t shard = 0; shard < n && tag->correction.present != 0; ++shard) {
+  for (uint32_t shard = 0; shard < n; ++shard) {  // the blocks of this lane only
     for (uint32_t stripe = 0; stripe < geometry.lane_blocks(shard); ++stripe) {
-      const std::byte* value =
-          pages.find(tag->correction, static_cast<uint32_t>(geometry.stripe_first(shard) + stripe));
-      if (value == nullptr) continue;
+      const auto bit = static_cast<uint32_t>(geometry.stripe_first(shard) + stripe);
+      const std::byte* value = tag == nullptr ? nullptr : pages.find(tag->correction, bit);
       const uint32_t block = geometry.block_of_stripe(stripe);
-      std::memcpy(out + geometry.block_first_element(shard, block) * element_size(sums), value,
-                  geometry.elements_of(shard, block) * element_size(sums));
+      std::byte* to = out + geometry.block_first_element(shard, block) * element_size(sums);
+      const size_t bytes = geometry.elements_of(shard, block) * element_size(sums);
+      if (value != nullptr)
+        std::memcpy(to, value, bytes);
+      else
+        std::memset(to, 0, bytes);
     }
   }
+  if (tag == nullptr) return true;
   tag->late_blocks -= tag->correction.present;
   pages.clear(&tag->correction);
   return true;

@@ -205,7 +205,7 @@ std::optional<JoinFault> Join::check(uint32_t node, const Header& header, const 
   if (hello.lanes == 0 || (expected && hello.lanes != settings_.lanes)) {
     return fault(Kind::kLanes, settings_.lanes, hello.lanes);
   }
-  if (hello.payload < rungs_.back()) {
+  if (hello.payload < rungs_.back() || hello.payload % 64 != 0) {
     return fault(Kind::kPayload, datagram_of(rungs_.back()), datagram_of(hello.payload));
   }
   return std::nullopt;

@@ -9,6 +9,11 @@
 namespace sluice::exchange {
 namespace {
 
+// Of one shard of a pulse, at most.
+uint64_t pulse_blocks(const Settings& settings) {
+  return kPulseWords * sizeof(int64_t) / (settings.payload - wire::kVerdictReserve) + 2;
+}
+
 // Units that the largest op can need at once: the own shard, and for `exact` early arrivals of every other node. With
 // deadlines that adapt, pulses are open beside it.
 uint32_t largest_op_units(const Settings& settings) {
@@ -17,8 +22,8 @@ uint32_t largest_op_units(const Settings& settings) {
   const uint64_t blocks = settings.max_op_bytes / block_bytes + 1;
   const uint64_t stripe = (blocks + n - 1) / n / settings.lanes + 1;
   const uint64_t units = 2 * stripe / kUnitBlocks + 1;  // 16-bit types: accumulators are twice as wide
-  const uint64_t pulse_blocks = kPulseWords * sizeof(int64_t) / block_bytes + 2;  // of a shard
-  const uint64_t pulses = settings.adaptive ? kPulseWindow * ((pulse_blocks - 1) / kUnitBlocks + 1) : 0;
+  const uint64_t pulses =
+      settings.adaptive ? kPulseWindow * ((pulse_blocks(settings) - 1) / kUnitBlocks + 1) : 0;
   return static_cast<uint32_t>(std::min<uint64_t>((units + pulses) * n, UINT32_MAX / 2));
 }
 
@@ -227,10 +232,14 @@ wire::Drop LaneImpl::describe_from(const wire::Header& header, Micros now, Op** 
   const auto type = static_cast<ElementType>(header.flags >> 5);
   const auto kind = static_cast<ReduceKind>((header.flags >> 4) & 1);
   const auto op_class = header.op_class();
-  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kBestEffort)
+  if (static_cast<uint8_t>(type) >= kElementTypes || op_class > OpClass::kBestEffort ||
+      (kind == ReduceKind::kMean && !is_float(type)) ||
+      (is_pulse(header.op_seq) && op_class != OpClass::kExact)) {
     return wire::Drop::kState;
+  }
   if (static_cast<uint64_t>(header.total) * (settings.payload - wire::kVerdictReserve) >
-      settings.max_op_bytes + settings.payload) {
+          settings.max_op_bytes + settings.payload ||
+      (is_pulse(header.op_seq) && header.total > pulse_blocks(settings))) {
     return wire::Drop::kSize;
   }
   Op* op = find(header.op_seq);

@@ -236,6 +236,9 @@ class LaneImpl {
   CarryPages pages_of(const TagState& tag);
   uint32_t carry_limit(const TagState& tag) const;
   void look_for_debts(Op* op, Micros now);
+  bool fits(const TagState& tag, const Op& op) const;
+  uint32_t carry_keeps(uint32_t of_four) const;
+  void note_result(uint32_t local_rank, uint32_t op_seq, Status status);
   void offer_debts(Micros now);
   void set_late_wait(Op* op);
   bool too_long(const Op& op, const Receiver& receiver, TagState* tag);
@@ -370,6 +373,7 @@ class LaneImpl {
   std::array<Estimator, kSizeClasses> estimators_{};
   std::vector<int64_t> pulse_words_;  // two pulses: contribution and result of each
   uint32_t pulses_begun_ = 0;
+  std::array<bool, kPulseWindow> pulse_skipped_{};  // begun without memory for it
   uint32_t highest_announced_ = 0;
   int64_t pulse_blocks_ = 0, pulse_lost_ = 0, pulse_calm_ = 0;
   // What ABORT says, and the mismatch that waits for the other side's words.

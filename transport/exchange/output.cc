@@ -335,7 +335,8 @@ void LaneImpl::emit_repairs(Out* out, Micros now) {
     if (repair.push) {
       --x.push_repairs;
       if (x.closed || op->push_stopped || op->frozen_ranks == 0) continue;
-      emit_push(out, op, repair.node, repair.stripe, true, now);
+      const uint32_t blocks = op->geometry.lane_blocks(Geometry::shard_of(repair.node, op->seq, n));
+      emit_push(out, op, repair.node, repair.stripe, x.push_sent >= blocks, now);
     } else {
       --x.pull_repairs;
       emit_pull(out, op, repair.node, repair.stripe, now);

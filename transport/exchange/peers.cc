@@ -233,6 +233,7 @@ void LaneImpl::fail(Micros now, Status status, const char* text, bool tell, std:
   if (failed) return;
   note_lag(now);
   failed = true;
+  new_debts_ = slots_wait_ = false;
   failure = status;
   mismatch_at_ = kNever;
   std::snprintf(failure_text, sizeof failure_text, "%s", text);

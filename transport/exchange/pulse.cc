@@ -119,7 +119,7 @@ bool LaneImpl::begin_pulse(Micros now) {
   pending.submission.contribution = reinterpret_cast<const std::byte*>(contribution);
   pending.submission.result = reinterpret_cast<std::byte*>(result);
   if (!admit(now, pending)) {  // no page of the pool: this pulse fails here, and so everywhere
-    peers[self].pulse_done = std::max(peers[self].pulse_done, pulses_begun_);
+    pulse_skipped_[(pulses_begun_ - 1) % kPulseWindow] = true;
     settle_ = true;
   }
   return true;
@@ -155,8 +155,11 @@ void LaneImpl::pulse_ended(Op* op, bool complete, Micros) {
 
 void LaneImpl::settle_pulses() {
   Peer& own = peers[self];
-  while (const Op* op = find(own.pulse_done | wire::kDaemonOps)) {
-    if (op->receivers[0].state != Receiver::State::kDone) break;
+  while (own.pulse_done < pulses_begun_) {
+    const Op* op = find(own.pulse_done | wire::kDaemonOps);
+    bool& skipped = pulse_skipped_[own.pulse_done % kPulseWindow];
+    if (!skipped && (op == nullptr || op->receivers[0].state != Receiver::State::kDone)) break;
+    skipped = false;
     ++own.pulse_done;
   }
   uint32_t base = UINT32_MAX;

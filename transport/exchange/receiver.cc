@@ -167,6 +167,8 @@ void LaneImpl::conclude(Op* op, uint32_t local_rank, Micros now) {
     if (receiver.state == Receiver::State::kDone) return;  // freezing came back here
     receiver.state = Receiver::State::kDone;
     receiver.diverged = late && !receiver.correctable;
+    if (late && receiver.queued)
+      note_result(local_rank, op->seq, receiver.diverged ? Status::kDiverged : Status::kIncomplete);
     if (late) {
       keep_correction(*op, &receiver);
     } else {
@@ -341,6 +343,7 @@ Drop LaneImpl::on_row(const wire::PacketView& packet, Micros now) {
   heard(header.sender, body.done, body.base, now);
   Op* op = window_check(header.op_seq) != Drop::kNone ? nullptr : find(header.op_seq);
   if (failed || op == nullptr || !op->shaped || header.block % 8 != 0) return Drop::kState;
+  if (op->disputed) return Drop::kMismatch;
   const auto bitmap = packet.payload.subspan(sizeof body);
   const uint32_t blocks = op->geometry.shard_blocks(header.shard);
   const Stripe here = stripe_of(header.op_seq);
@@ -374,6 +377,7 @@ Drop LaneImpl::on_gone(const wire::PacketView& packet, Micros now) {
   const Op* op = find(packet.header.op_seq);
   if (op == nullptr || !missing_from(*op, packet.header.sender)) return Drop::kNone;
   ++counters.gone_open;
+  if (is_pulse(op->seq)) return Drop::kNone;  // changes nothing, and nobody waits for it
   char name[kNameSize], what[96], text[sizeof(Event::text)];
   name_node(name, sizeof name, packet.header.sender);
   describe_op(what, sizeof what, *op);

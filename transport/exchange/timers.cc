@@ -59,8 +59,9 @@ void LaneImpl::run_timers(Op* op, Micros now) {
       else
         op->wake_at(end);
     }
-    if (op->start != 0 && !op->push_stopped) {
-      const Micros end = op->start + op->push_budget + op->pull_budget / 2;  // H - R, R = Q/2
+    const Micros began = op->start != 0 ? op->start : op->frozen && !op->local ? op->quorum : 0;
+    if (began != 0 && !op->push_stopped) {
+      const Micros end = began + op->push_budget + op->pull_budget / 2;  // H - R, R = Q/2
       if (now >= end)
         op->push_stopped = true;
       else
@@ -148,7 +149,7 @@ void LaneImpl::tick(Micros now) {
 }
 
 Micros LaneImpl::next_timer() const {
-  if (unfinished_ || settle_ || new_debts_) return 0;
+  if (unfinished_ || settle_ || (new_debts_ && !failed)) return 0;
   Micros next = std::min(lag_ping_, mismatch_at_);
   if (!tails_.empty()) next = std::min(next, tails_.front().when);
   for (uint32_t seq = base_; seq < end_; ++seq) {
