@@ -428,18 +428,6 @@ TEST_F(Ends, ASilentPeerIsLostAndNamed) {
   EXPECT_TRUE(net->lanes[0]->peer(1).lost);
 }
 
-// Who was never heard may still be joining.
-TEST_F(Ends, APeerThatWasNeverHeardGetsTheTimeOfARank) {
-  settings.rank_timeout = 5'000'000;
-  start({0, 1, 2});
-  call(0, 0, OpClass::kExact);
-  net->run(4'500'000);
-  EXPECT_FALSE(net->lanes[0]->failed()) << net->lanes[0]->failure_text();
-  net->run(1'000'000);
-  EXPECT_EQ(net->lanes[0]->failure(), Status::kPeerLost);
-  EXPECT_NE(text().find("nothing heard from node 1 (rank 1) for 5000 ms"), std::string::npos) << text();
-}
-
 TEST_F(Ends, AnExactOpNamesWhoDidNotPush) {
   settings.op_timeout = 50'000;
   start({0, 1, 2});

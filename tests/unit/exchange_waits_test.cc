@@ -151,6 +151,22 @@ TEST_F(Waits, ALostNodeHasRankNameAndAddress) {
   }
 }
 
+// Who was never heard may still be joining: it gets the time of a rank.
+TEST_F(Waits, APeerThatWasNeverHeardIsNotLostSoon) {
+  settings.peer_timeout = 2'000'000;
+  settings.rank_timeout = 5'000'000;
+  start();
+  net->lost = [](const wire::Header&, uint32_t, uint32_t) { return true; };
+  call(0, 0, OpClass::kExact);
+  net->run(4'500'000);
+  EXPECT_FALSE(net->lanes[0]->failed()) << net->lanes[0]->failure_text();
+  net->run(1'000'000);
+  EXPECT_EQ(net->lanes[0]->failure(), Status::kPeerLost);
+  EXPECT_NE(std::string(net->lanes[0]->failure_text()).find("nothing heard from node 1 (rank 1; bee at"),
+            std::string::npos)
+      << net->lanes[0]->failure_text();
+}
+
 // Every text that names nodes holds the longest names that there can be.
 TEST_F(Waits, LongNamesFit) {
   for (std::string& name : settings.node_names) name = std::string(63, 'n') + " at " + std::string(63, 'a');
