@@ -161,7 +161,7 @@ const char* AttachedJob::take(AttachedClient* client, const ipc::Descriptor& des
   return nullptr;
 }
 
-bool AttachedJob::serve_takes(Micros now, uint64_t* who, const char** wrong) {
+bool AttachedJob::serve_takes(Micros now) {
   bool any = false;
   for (AttachedClient& client : clients) {
     for (size_t i = 0; i < client.takes.size() && client.live();) {
@@ -178,7 +178,7 @@ bool AttachedJob::serve_takes(Micros now, uint64_t* who, const char** wrong) {
         answer.status = static_cast<uint8_t>(Status::kOpTimeout);
       }
       any = true;
-      deliver_events(who, wrong);  // slots that are free now: before the word that all of them are
+      deliver_events();  // slots that are free now: before the word that all of them are
       answer.op_seq = take.what.op_seq;
       answer.cookie = take.what.cookie;
       answer.events = ipc::kEventCarry;
@@ -201,7 +201,7 @@ Micros AttachedJob::next_take() const {
   return next;
 }
 
-bool AttachedJob::deliver_events(uint64_t* who, const char** wrong) {
+bool AttachedJob::deliver_events() {
   uint64_t touched = 0;  // bit per local rank below 64; more ranks are woken each
   bool any = false;
   exchange::Event event;
@@ -212,9 +212,7 @@ bool AttachedJob::deliver_events(uint64_t* who, const char** wrong) {
     bool full = false;
     complete(&client, event, &full);
     if (full) {
-      client.broken = true;
-      if (who != nullptr) *who = client.view.id;
-      if (wrong != nullptr) *wrong = "it does not take its completions";
+      client.broken = client.overran = true;
       continue;
     }
     if (event.local_rank < 64)

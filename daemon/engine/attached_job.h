@@ -41,6 +41,7 @@ struct AttachedClient {
   ipc::CompletionWriter completions;
   std::vector<Take> takes;  // capacity: ipc::kMaxTakes
   bool broken = false;
+  bool overran = false;  // broken since it does not take its completions; the control thread is to be told
   bool gone = false;
   bool live() const { return !broken && !gone; }
 };
@@ -51,10 +52,10 @@ struct AttachedJob {
 
   // Validates a copied descriptor and hands it to the protocol. nullptr, or what is wrong with it.
   const char* submit(AttachedClient* client, const ipc::Descriptor& descriptor, Micros now);
-  // Events to completions and reports. When a client does not take them: its id and what is wrong.
-  bool deliver_events(uint64_t* who = nullptr, const char** wrong = nullptr);
+  // Events to completions and reports. A client that does not take them `overran`.
+  bool deliver_events();
   // Answers the kTakeCarry whose tags have no open fate, and those whose time is over.
-  bool serve_takes(Micros now, uint64_t* who, const char** wrong);
+  bool serve_takes(Micros now);
   Micros next_take() const;  // when the time of the first is over; kNever: none waits
   // Nothing of this client is touched afterwards. `left`: it left in order; false then means that an open op still
   // needs its memory, and nothing was forgotten.

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/ipc/doorbell.h"
@@ -303,11 +304,13 @@ bool LaneWorker::State::read_rings(Micros now) {
 bool LaneWorker::State::deliver_events(Micros now) {
   bool any = false;
   for (auto& job : jobs) {
-    const char* wrong = nullptr;
-    uint64_t who = 0;
-    any |= job->deliver_events(&who, &wrong);
-    any |= job->serve_takes(now, &who, &wrong);
-    if (wrong != nullptr) notify(Notice::Kind::kClientBroken, job->id, who, Status::kInvalid, wrong);
+    any |= job->deliver_events();
+    any |= job->serve_takes(now);
+    for (AttachedClient& client : job->clients) {
+      if (!std::exchange(client.overran, false) || client.gone) continue;
+      notify(Notice::Kind::kClientBroken, job->id, client.view.id, Status::kInvalid,
+             "it does not take its completions");
+    }
     if (!job->met_told && job->lane.met()) {
       job->met_told = true;
       notify(Notice::Kind::kJobAttached, job->id);
