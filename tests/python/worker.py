@@ -12,6 +12,7 @@ import torch.distributed as dist  # noqa: E402
 
 import carry_cases  # noqa: E402
 import cases  # noqa: E402
+import drift_cases  # noqa: E402
 import rejoin_cases  # noqa: E402
 
 
@@ -25,7 +26,7 @@ def main():
         warnings.simplefilter("always")
         torch.manual_seed(0)
         try:
-            module = next(m for m in (cases, carry_cases, rejoin_cases) if hasattr(m, request["case"]))
+            module = next(m for m in (cases, drift_cases, carry_cases, rejoin_cases) if hasattr(m, request["case"]))
             function = getattr(module, request["case"])
             value = function(dist.get_rank(), dist.get_world_size(), request["job"], **request["arguments"])
             answer = {"value": value}
