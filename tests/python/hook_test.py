@@ -134,7 +134,8 @@ def test_report(pool):
         assert report["ops"] == report["buckets"] == sum(tag["ops"] for tag in report["tags"].values()) == len(recent) > 4
         gradients = sum(tag["elements"] * tag["ops"] for tag in report["tags"].values()) * 4
         assert report["bytes"] == gradients and report["bytes_sent"] > 0
-        assert 0 < report["round_ms"]["p50"] <= report["round_ms"]["p99"] <= report["round_ms"]["max"]
+        # (An op that the lane sees together with all packets of the others takes it no time.)
+        assert 0 <= report["round_ms"]["p50"] <= report["round_ms"]["p99"] <= report["round_ms"]["max"] > 0
         assert report["blocks_received"] == report["blocks_expected"] > 0 and report["approximated_ratio"] == 0
         assert report["error"] is None and not report["needs_resync"]
         assert [op["op"] for op in recent] == sorted(op["op"] for op in recent)
