@@ -2,7 +2,7 @@
 //
 //   build/release/bin/rows_bench [--benchmark_filter=...]
 //
-// To be reached (issue C): partition 150 M keys a second and core; gap code with values of width 1 at 1 GB/s, of width
+// Aims: partition 150 M keys a second and core; gap code with values of width 1 at 1 GB/s, of width
 // 256 at 60 % of memcpy.
 #include <benchmark/benchmark.h>
 
