@@ -52,7 +52,6 @@ struct ControlState {
   // Ends what is left here of older generations of a job.
   void supersede(const std::string& name, uint32_t generation);
   void handle_join(Client* client, ipc::Received&& received);
-  Result<void> describe(Job* job, const ipc::Message& message, const UniqueFd& view_fd);
   Result<void> check_join(Job* job, Client* client, const ipc::Message& message, const UniqueFd& view_fd);
   void prepare(Job* job);
   void prepared(uint64_t job_id, std::vector<std::pair<uint64_t, Regions>> regions, const std::string& error);

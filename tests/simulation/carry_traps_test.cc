@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "base/prng.h"
+#include "tests/simulation/quiet.h"
 #include "tests/simulation/run.h"
 #include "transport/wire/packet.h"
 
@@ -21,27 +22,14 @@ constexpr uint64_t kBlock = 336;  // elements of f32
 
 // Carry-over on a network without faults, and one tag.
 Options one_tag(uint32_t nodes, uint32_t ops, uint64_t count) {
-  Options options;
-  options.scenario = "trap";
-  options.seed = 17;
-  options.ranks_of_node.assign(nodes, 1);
-  options.carry_over = true;
-  options.hard_deadline = 10'000;
-  options.compute = 2'000;
-  options.compute_spread = 0.1;
-  options.max_lag = 4;
-  options.heal_at = 2;
-  options.plan.everywhere.latency = 30;
-  options.plan.bits_per_second = 10'000'000'000;
   OpShape shape;
   shape.count = count;
   shape.op_class = OpClass::kConsistent;
   shape.tag = 1;
-  options.program.assign(ops, shape);
+  Options options = quiet_network(nodes, ops, shape);
+  options.carry_over = true;
   return options;
 }
-
-bool is(const wire::Header& header, wire::Type type) { return header.type == static_cast<uint8_t>(type); }
 
 // 5. A rank that computes 1.3 times as long misses every op once it is behind. What it gives counts all the same, in
 // later ops: about 90 % with max_lag 32 in the protocol's simulation, 99 % with 4. With a bound on the lag alone: nothing.

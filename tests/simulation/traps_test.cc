@@ -7,6 +7,7 @@
 #include <memory>
 #include <tuple>
 
+#include "tests/simulation/quiet.h"
 #include "tests/simulation/run.h"
 #include "tests/simulation/swarm.h"
 #include "transport/wire/packet.h"
@@ -15,23 +16,10 @@ namespace sluice::simulation {
 namespace {
 
 Options quiet(uint32_t nodes, uint32_t ops, uint64_t count, OpClass op_class) {
-  Options options;
-  options.scenario = "trap";
-  options.seed = 17;
-  options.ranks_of_node.assign(nodes, 1);
-  options.hard_deadline = 10'000;
-  options.compute = 2'000;
-  options.compute_spread = 0.1;
-  options.in_flight = 2;
-  options.max_lag = 4;
-  options.heal_at = 2;
-  options.plan.everywhere.latency = 30;
-  options.plan.bits_per_second = 10'000'000'000;
   OpShape shape;
   shape.count = count;
   shape.op_class = op_class;
-  options.program.assign(ops, shape);
-  return options;
+  return quiet_network(nodes, ops, shape);
 }
 
 uint64_t ok(const RunResult& result) { return result.facts.results[static_cast<size_t>(Status::kOk)]; }
@@ -91,8 +79,6 @@ struct Loss {
     return false;
   }
 };
-
-bool is(const wire::Header& header, wire::Type type) { return header.type == static_cast<uint8_t>(type); }
 
 // 6b. An op whose sender's tails are all lost, both times, is repaired and does not wait for a deadline.
 TEST(Trap6b, LostTailsOfAPush) {
